@@ -1,0 +1,253 @@
+"""The typed configuration: one field per knob, its default and its meaning on the field.
+
+`config_loading.py` builds a `CiterConfig` from a YAML file and `section.key=value` overrides; every job, the command
+line and `run.yaml` use this schema, and `docs/configuration.md` is generated from it. Unknown keys are refused and
+all values are frozen: a function never defaults a value that the configuration holds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Section):
+    """One model of the pair."""
+
+    path: str = Field(description="Hub name, local folder, or `embedded:slm` / `embedded:llm`.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Weights' dtype; `auto` is the checkpoint's own on GPU and float32 on CPU."
+    )
+    device: str = Field("auto", description="`auto` (CUDA if there is one), `cpu`, or a torch device such as `cuda:0`.")
+    max_model_len: Positive | None = Field(None, description="Context length in tokens; null takes the model's own.")
+    trust_remote_code: bool = Field(False, description="Run code that the checkpoint brings. Off unless you trust it.")
+
+
+class PairConfig(Section):
+    """The SLM and the LLM; they share a tokenizer and vocabulary ids."""
+
+    slm: ModelConfig = Field(description="The small language model; the router reads its hidden states.")
+    llm: ModelConfig = Field(description="The large language model.")
+    handoff_token: str | int | None = Field(
+        None,
+        description="Reserved token (string or id) that means `handoff` inside vLLM; null picks an unused one.",
+    )
+
+
+class DataConfig(Section):
+    """Where examples come from. A source is a JSONL or Parquet file, `hub:NAME[:CONFIG]`, or `embedded:SPLIT[:N]`."""
+
+    collect: str = Field(description="Source of the examples that are labelled; each needs a reference.")
+    validation: str | None = Field(
+        None, description="Source on which thresholds are chosen; null holds out a part of `collect`."
+    )
+    test: str | None = Field(None, description="Source of the reported numbers; null leaves evaluation out.")
+    task: Literal["choice", "math"] | None = Field(None, description="How to grade; null takes it from each row.")
+    collect_split: str = Field("train", description="Split of a hub data set for `collect`.")
+    validation_split: str = Field("validation", description="Split of a hub data set for `validation`.")
+    test_split: str = Field("test", description="Split of a hub data set for `test`.")
+    collect_limit: Positive | None = Field(None, description="Take at most this many examples for labels.")
+    validation_limit: Positive | None = Field(None, description="Take at most this many validation examples.")
+    test_limit: Positive | None = Field(None, description="Take at most this many test examples.")
+    validation_fraction: Fraction = Field(
+        0.1, description="Part of `collect` held out by example id where `validation` is null."
+    )
+    families: tuple[str, ...] | None = Field(
+        None, description="Embedded problems only: label these template families and no others."
+    )
+    on_bad_row: Literal["quarantine", "raise"] = Field(
+        "quarantine", description="Set bad rows aside with a reason, or stop at the first."
+    )
+
+
+class PromptConfig(Section):
+    """How an example becomes a prompt."""
+
+    choice: str = Field(
+        "{question}\n{choices}\nThink step by step, then answer with the label of the right choice.\nAnswer: ",
+        description="Template for multiple choice; fields: question, choices.",
+    )
+    math: str = Field(
+        "{question}\nThink step by step and put the final answer in \\boxed{{}}.\n",
+        description="Template for math; fields: question.",
+    )
+    chat: bool = Field(False, description="Wrap the prompt with the tokenizer's chat template as one user message.")
+    use_row_prompt: bool = Field(True, description="Use a row's own complete prompt where it has one.")
+
+
+class EngineConfig(Section):
+    """How models run."""
+
+    kind: Literal["transformers", "vllm"] = Field(
+        "transformers", description="`transformers` is exact and needs no more; `vllm` is for production."
+    )
+    max_rows: Positive = Field(256, description="Sessions whose KV caches are held at once; more wait their turn.")
+    max_pass_tokens: Positive = Field(8192, description="Padded tokens of one forward pass.")
+    torch_threads: Positive | None = Field(
+        None, description="Torch threads of a worker process; null is its `num_cpus`, at least 1."
+    )
+
+
+class Replicas(Section):
+    """One pool of workers."""
+
+    count: Positive = Field(1, description="Workers in the pool.")
+    num_cpus: float = Field(1.0, ge=0, description="CPUs of one worker.")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs of one worker; fractions share one.")
+
+
+class CollectConfig(Section):
+    """How tokens are labelled (design: labels; CITER section 3)."""
+
+    examples_per_chunk: Positive = Field(
+        32, description="Examples that are labelled, written and resumed together. Part of the labels' digest."
+    )
+    shortcut: bool = Field(
+        True, description="Take a greedy token that equals the reference as the label; false decides by rollouts."
+    )
+    state_fraction: Fraction = Field(
+        1.0, description="With `shortcut: false`: the part of all positions that rollouts decide; others get no label."
+    )
+    both_wrong: Literal["rollout", "slm"] = Field(
+        "rollout", description="Label of states where both are wrong: by rollout, or always the SLM (CITER-S)."
+    )
+    branches: Literal["none", "both_wrong", "mismatches"] = Field(
+        "none",
+        description="Roll out the SLM-first and the LLM-first branch where both are wrong, or at every state where "
+        "the SLM is wrong; label 0 iff only the LLM-first one is right.",
+    )
+    llm_price: float = Field(
+        0.0, ge=0, description="With branches and several rollouts: gain in accuracy that an LLM token must bring."
+    )
+    rollouts_per_state: Positive = Field(1, description="More than 1 samples; the label becomes a fraction.")
+    temperature: float = Field(
+        0.7, gt=0, description="Sampling temperature of rollouts where `rollouts_per_state` is above 1."
+    )
+    max_new_tokens: Positive = Field(256, description="Limit of a rollout, in tokens.")
+    thresholds: tuple[float, ...] = Field(
+        (0.9, 0.97), description="Threshold of the rollout policy in round 2, 3, ...; the last one is kept on."
+    )
+    rollouts_in_flight: Positive = Field(256, description="Rollouts that one worker decodes at once.")
+    slm: Replicas = Field(Replicas(), description="Workers of the SLM's forward pass.")
+    llm: Replicas = Field(Replicas(), description="Workers of the LLM's forward pass.")
+    rollouts: Replicas = Field(Replicas(), description="Workers that decode rollouts (the SLM, and the LLM if routed).")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CollectConfig:
+        if self.both_wrong == "slm" and self.branches != "none":
+            raise ValueError(
+                "both_wrong: slm takes no rollouts, so branches must be none; set one of the two"
+            )
+        if not self.shortcut and self.both_wrong == "slm":
+            raise ValueError("shortcut: false decides by rollouts, so both_wrong must be rollout")
+        if any(not threshold >= 0 for threshold in self.thresholds) or not self.thresholds:
+            raise ValueError("thresholds must hold at least one number, all >= 0")
+        return self
+
+
+class RouterConfig(Section):
+    """The router: an MLP from the SLM's hidden state to p_slm (CITER, appendix; sizes as in the released code)."""
+
+    widths: tuple[float, ...] = Field((2.0, 1.0), description="Hidden layers' widths, as multiples of hidden_size.")
+    batch_norm: bool = Field(True, description="Batch norm after the first linear layer.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout after every hidden layer.")
+
+
+class FitConfig(Section):
+    """How the router is fitted."""
+
+    objective: Literal["preference", "dpo"] = Field(
+        "preference", description="Cross-entropy of the preference, or its DPO-style form with a reference margin."
+    )
+    dpo_beta: float = Field(1.0, gt=0, description="Inverse temperature of the DPO-style objective.")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="`balanced` gives both labels the same total weight."
+    )
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW's peak learning rate.")
+    weight_decay: float = Field(1e-2, ge=0, description="AdamW's weight decay.")
+    batch_size: int = Field(1024, ge=2, description="Positions in a batch, over all workers.")
+    max_epochs: Positive = Field(30, description="Limit of passes over the labels.")
+    patience: Positive = Field(5, description="Epochs without a better validation loss before stopping.")
+    validation_fraction: float = Field(
+        0.1, gt=0, lt=1, description="Part of the labelled examples (never of tokens) for early stopping."
+    )
+    workers: Positive = Field(1, description="Data-parallel Ray Train workers.")
+    num_cpus: float = Field(1.0, gt=0, description="CPUs of one worker.")
+    use_gpu: bool = Field(False, description="One GPU for each worker.")
+
+
+class IterateConfig(Section):
+    """Rounds of collect, fit, evaluate."""
+
+    max_rounds: Positive = Field(3, description="Rounds at most.")
+    min_area_gain: float = Field(
+        0.0, description="Stop when a round's validation frontier gains less area than this over the best so far."
+    )
+    citer_s: bool = Field(True, description="Also fit CITER-S (no long-term reward) for comparison.")
+
+
+class EvaluateConfig(Section):
+    """Accuracy against cost."""
+
+    methods: tuple[str, ...] = Field(
+        ("slm", "llm", "random", "confidence", "citer_s", "citer", "oracle"),
+        description="Methods in the report.",
+    )
+    llm_shares: tuple[Fraction, ...] = Field(
+        (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5),
+        description="LLM shares that each method's knob aims at, through the validation split.",
+    )
+    max_new_tokens: Positive = Field(256, description="Limit of a response, in tokens.")
+    responses_in_flight: Positive = Field(256, description="Responses that one worker decodes at once.")
+    bootstrap_samples: Positive = Field(1000, description="Resamples of the examples for the intervals.")
+    workers: Replicas = Field(Replicas(), description="Workers; each holds both models.")
+
+
+class TrackingConfig(Section):
+    """MLflow."""
+
+    enabled: bool = Field(True, description="Track rounds in MLflow.")
+    uri: str | None = Field(
+        None, description="Tracking URI; null takes MLFLOW_TRACKING_URI, else sqlite in `OUTPUT_DIR/../mlflow.db`."
+    )
+    experiment: str | None = Field(None, description="Experiment name; null takes the run's name.")
+    registered_model: str | None = Field(None, description="Registry name of the router; null takes the run's name.")
+
+
+class RayConfig(Section):
+    """How the job finds Ray."""
+
+    address: str | None = Field(
+        None, description="Cluster address; null takes RAY_ADDRESS, else starts Ray on this machine."
+    )
+    num_cpus: Positive | None = Field(None, description="CPUs of a Ray started here; null takes all.")
+
+
+class CiterConfig(Section):
+    """Everything that a run depends on."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and its MLflow experiment.")
+    output_dir: str = Field(description="Folder of labels, routers, reports, `run.yaml` and `provenance.json`.")
+    seed: int = Field(0, description="Seed of everything random.")
+    pair: PairConfig = Field(description="The models.")
+    data: DataConfig = Field(description="The examples.")
+    prompt: PromptConfig = Field(PromptConfig(), description="Prompt templates.")
+    engine: EngineConfig = Field(EngineConfig(), description="How models run.")
+    collect: CollectConfig = Field(CollectConfig(), description="Labels.")
+    router: RouterConfig = Field(RouterConfig(), description="The router's shape.")
+    fit: FitConfig = Field(FitConfig(), description="The router's training.")
+    iterate: IterateConfig = Field(IterateConfig(), description="Rounds.")
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Evaluation.")
+    tracking: TrackingConfig = Field(TrackingConfig(), description="MLflow.")
+    ray: RayConfig = Field(RayConfig(), description="Ray.")
