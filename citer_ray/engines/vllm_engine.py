@@ -1,0 +1,249 @@
+"""`VLLMEngine`: the production engine, on stock vLLM, with the router inside the SLM and sessions that keep their caches.
+
+What is ours runs inside vLLM through its public extension points: routed model classes (`vllm_routed.py`), logits
+processors (`vllm_handoff.py`, `vllm_sampling.py`) and resumable requests (`vllm_session.py`). vLLM itself lives in
+processes of its own; this object is their client, usable from any event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from citer_ray.engine import Sampling, Scores, Session, TokenSequence
+from citer_ray.engines.vllm_launch import VLLMOptions, check, launch
+from citer_ray.engines.vllm_loop import EngineLoop
+from citer_ray.engines.vllm_scoring import score_sequence
+from citer_ray.engines.vllm_session import RequestStream, VLLMSession
+from citer_ray.engines.vllm_settings import SAMPLING_KEY, THRESHOLD_KEY, ModelSettings
+from citer_ray.engines.vllm_stats import KvCacheWatch
+from citer_ray.errors import RetryableError
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.engine.protocol import StreamingInput
+
+_ROUTER = "router"
+_OUTPUT_INTERVAL = 1 << 20  # tokens: one output at the start of a request and one at the end of each turn
+
+
+class VLLMEngine:
+    """One model on vLLM behind the `Engine` protocol. Ready when the constructor returns.
+
+    Args:
+        model: folder or hub name of the weights.
+        shared_vocab_size: number of ids that the pair shares; others are never written.
+        eos_token_ids: ids that end a response.
+        handoff_token_id: the reserved id; needed with a router, and never written by either model.
+        router: folder of a router's artifact: then `open(..., scorer="router")` works. None for the LLM.
+        slm_fingerprint: of the SLM that the router must belong to; None leaves the check out.
+        masked_ids: further ids that are never written.
+        options: how vLLM runs.
+
+    Raises:
+        ConfigError, PairError: something does not fit; found before weights are loaded.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        shared_vocab_size: int,
+        eos_token_ids: Iterable[int],
+        handoff_token_id: int | None = None,
+        router: Path | None = None,
+        slm_fingerprint: str | None = None,
+        masked_ids: Sequence[int] = (),
+        options: VLLMOptions | None = None,
+    ) -> None:
+        options = options or VLLMOptions()
+        masked = {*masked_ids, *([] if handoff_token_id is None else [handoff_token_id])}
+        self._settings = ModelSettings(
+            shared_vocab_size, tuple(sorted(masked)), handoff_token_id, None if router is None else str(router)
+        )
+        routed = check(model, self._settings, options)
+        if router is not None:
+            _check_router(router, slm_fingerprint)
+        self._masks_inside = routed is not None
+        self._eos = sorted(set(eos_token_ids))
+        self.handoff_token_id = handoff_token_id if router is not None else None
+        self._kv_watch = KvCacheWatch()
+        self._llm = launch(model, self._settings, options, routed, self._kv_watch.factory)
+        self.loop = EngineLoop(f"vllm:{model}")
+        self._request_ids = itertools.count()
+        # One token less than vLLM takes, because it counts a sampled token (a handoff, too) before it looks.
+        self._max_model_len = int(self._llm.model_config.max_model_len) - 1
+        self._max_sessions = options.max_num_seqs
+        cache = self._llm.vllm_config.cache_config
+        self._block_size = int(cache.block_size)
+        self._num_blocks = int(cache.num_gpu_blocks or 0)
+        self._sessions: dict[VLLMSession, int] = {}  # with a request; blocks reserved; least recently used first
+        self._closed = False
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Part of the KV blocks that requests held at the last pass."""
+        return self._kv_watch.usage
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that fit into the KV cache."""
+        return self._num_blocks * self._block_size
+
+    async def open(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, scorer: str | None = None, threshold: float = 0.0
+    ) -> Session:
+        self._check_alive()
+        if len(prompt_ids) == 0:
+            raise ValueError("the prompt is empty; give at least one token id (a BOS token, for example)")
+        if len(prompt_ids) > self._max_model_len:
+            raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}")
+        if scorer is not None:
+            self._check_scorer(scorer, threshold)
+        return VLLMSession(self, prompt_ids, sampling, None if scorer is None else float(threshold))
+
+    async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
+        self._check_alive()
+        if hidden:
+            raise NotImplementedError
+        for index, sequence in enumerate(batch):
+            self._check_sequence(index, sequence)
+        return await self.loop.call(self._score(batch))
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.loop.close()
+            await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown)
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise RetryableError("the engine is closed")
+        if self._llm.errored:
+            raise RetryableError("vLLM's engine process died; start the engine again")
+
+    def _check_scorer(self, scorer: str, threshold: float) -> None:
+        known = [_ROUTER] if self.handoff_token_id is not None else []
+        if scorer not in known:
+            names = ", ".join(known) or "none: it was started without a router"
+            raise ValueError(f"the vLLM engine has no scorer {scorer!r}; it has {names}")
+        if not 0 <= threshold < float("inf"):
+            raise ValueError(f"threshold must be a number in [0, inf), got {threshold}")
+
+    def _check_sequence(self, index: int, sequence: TokenSequence) -> None:
+        if len(sequence.prompt_ids) == 0:
+            raise ValueError(f"sequence {index} has an empty prompt; give at least one token id")
+        length = len(sequence.prompt_ids) + len(sequence.response_ids)
+        if length > self._max_model_len:
+            raise ValueError(f"sequence {index} has {length} tokens, the engine takes {self._max_model_len}")
+
+    def check_turn(self, total: int, max_tokens: int) -> None:
+        """Refuse a turn that cannot be computed."""
+        self._check_alive()
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+        if total + max_tokens - 1 > self._max_model_len:
+            raise ValueError(
+                f"{total} tokens of context and {max_tokens} new ones exceed the engine's {self._max_model_len}"
+            )
+
+    # -- for sessions, in the engine's loop ------------------------------------------------------------------------
+
+    def start_stream(self) -> RequestStream:
+        """A new resumable request."""
+
+        def start(
+            inputs: AsyncGenerator[StreamingInput, None], params: SamplingParams
+        ) -> AsyncGenerator[RequestOutput, None]:
+            return self._llm.generate(inputs, params, f"session-{next(self._request_ids)}")
+
+        return RequestStream(start)
+
+    def turn_params(self, session: VLLMSession, position: int, max_tokens: int) -> SamplingParams:
+        """One turn's parameters; `position` is that of its first new token."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling, handoff = session.sampling, self.handoff_token_id
+        extra: dict[str, Any] = {}
+        if sampling.temperature > 0:
+            extra[SAMPLING_KEY] = {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "seed": sampling.seed,
+                "position": position,
+            }
+        stop = [] if sampling.ignore_eos else list(self._eos)
+        if session.threshold is not None and handoff is not None:
+            extra[THRESHOLD_KEY] = session.threshold
+            stop.append(handoff)
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=max_tokens,
+            stop_token_ids=stop,
+            ignore_eos=True,  # the ids in `stop_token_ids` decide, not the checkpoint's
+            # All requests of an engine ask alike: vLLM cannot mix the two kinds in one batch.
+            logprobs=0 if handoff is None else None,
+            logprob_token_ids=None if handoff is None else [handoff],
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            stream_interval=_OUTPUT_INTERVAL,
+            extra_args=extra or None,
+            skip_clone=True,
+        )
+
+    async def make_room(self, session: VLLMSession, needed: int) -> None:
+        """Reserve KV blocks for a turn; idle sessions give theirs up if there are too few."""
+        self._sessions.pop(session, None)
+        self._sessions[session] = self._blocks(needed)
+        await self._trim()
+
+    async def end_turn(self, session: VLLMSession) -> None:
+        """Correct the reservation to what the session holds."""
+        if session.stream is None:
+            self._sessions.pop(session, None)
+        elif session in self._sessions:
+            self._sessions[session] = self._blocks(session.num_tokens)
+        await self._trim()
+
+    def forget(self, session: VLLMSession) -> None:
+        """A session was closed."""
+        self._sessions.pop(session, None)
+
+    async def _trim(self) -> None:
+        # vLLM preempts requests that run, but never one that waits for its next turn: without this, idle sessions
+        # could hold every block while a turn waits for one.
+        while sum(self._sessions.values()) > self._num_blocks or len(self._sessions) > self._max_sessions:
+            idle = next((one for one in self._sessions if not one.busy), None)
+            if idle is None:
+                return
+            del self._sessions[idle]
+            await idle.drop()
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    # -- scoring ---------------------------------------------------------------------------------------------------
+
+    async def _score(self, batch: Sequence[TokenSequence]) -> list[Scores]:
+        tasks = [
+            score_sequence(self._llm, f"score-{next(self._request_ids)}", sequence, self._settings, self._masks_inside)
+            for sequence in batch
+        ]
+        return await asyncio.gather(*tasks)
+
+
+def _check_router(router: Path, slm_fingerprint: str | None) -> None:
+    from citer_ray.router_artifact import load_router
+
+    load_router(router, slm_fingerprint=slm_fingerprint)

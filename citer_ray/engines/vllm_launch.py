@@ -1,0 +1,209 @@
+"""Starting a vLLM engine: its options, checks that need no weights, and the CPU cores that it may use.
+
+`VLLMEngine` calls `check` first, so that a wrong router, vocabulary or architecture costs a second and one line, and
+then `launch`. On a CPU two engines must not share cores (their threads spin against each other): `split_cores` divides
+what this process may use, and `launch` binds one engine to its part.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from citer_ray.engines.vllm_architectures import ARCHITECTURES, routed_name
+from citer_ray.engines.vllm_settings import CONFIG_KEY, ModelSettings
+from citer_ray.errors import ConfigError, PairError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_PROCESSORS = [
+    # In this order: what is handed off must not be sampled.
+    "citer_ray.engines.vllm_handoff:HandoffLogitsProcessor",
+    "citer_ray.engines.vllm_sampling:SeededSamplingProcessor",
+]
+_ENVIRONMENT_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMOptions:
+    """How a vLLM engine runs; what is not here goes into `extra`.
+
+    Attributes:
+        dtype: weights' dtype; `auto` is the checkpoint's own.
+        max_model_len: longest context in tokens; None takes the model's own.
+        max_num_seqs: sessions that hold a KV cache at once; idle ones are set aside when more come.
+        kv_cache_gib: size of the KV cache; None lets vLLM take what `gpu_memory_utilization` leaves.
+        block_size: tokens of one KV block; None takes vLLM's default.
+        tensor_parallel_size: devices that share each layer.
+        enforce_eager: no compilation and no CUDA graphs: starts faster, runs slower.
+        prefix_caching: reuse the KV blocks of earlier contexts that begin alike.
+        cores: CPU cores of this engine (CPU only); None leaves the choice to vLLM. See `split_cores`.
+        revision: branch, tag or commit of a hub model.
+        trust_remote_code: run code that the checkpoint brings.
+        extra: further arguments of vLLM's `AsyncEngineArgs`, by name.
+    """
+
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    kv_cache_gib: float | None = None
+    block_size: int | None = None
+    tensor_parallel_size: int = 1
+    enforce_eager: bool = False
+    prefix_caching: bool = True
+    cores: tuple[int, ...] | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def split_cores(slm_share: float = 0.5) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Disjoint cores for the SLM's and the LLM's engine on one CPU machine.
+
+    Args:
+        slm_share: part of the cores that the SLM gets; each engine gets at least one.
+
+    Raises:
+        ConfigError: this process may use a single core only.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if len(cores) < 2:
+        raise ConfigError("two vLLM engines on a CPU need two cores or more; run them on machines of their own")
+    count = min(max(round(len(cores) * slm_share), 1), len(cores) - 1)
+    return tuple(cores[:count]), tuple(cores[count:])
+
+
+def check(model: str, settings: ModelSettings, options: VLLMOptions) -> str | None:
+    """Everything that can be wrong before weights are read.
+
+    Returns:
+        The routed class's name, or None where a stock class will do.
+
+    Raises:
+        ConfigError: vLLM or its plugin is missing, or an option does not fit the model.
+        PairError: the vocabulary, the handoff id or the architecture does not fit.
+    """
+    _check_installed()
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(
+            model, revision=options.revision, trust_remote_code=options.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"cannot read the config of model {model!r}: {reason}; give a model folder or hub name") from error
+    text = config.get_text_config(decoder=True)
+    _check_vocabulary(model, settings, int(text.vocab_size))
+    limit = getattr(text, "max_position_embeddings", None)
+    if options.max_model_len is not None and limit is not None and options.max_model_len > limit:
+        raise ConfigError(f"max_model_len is {options.max_model_len}, but {model} takes {limit}; lower it")
+    architecture = (config.architectures or ["none"])[0]
+    if architecture in ARCHITECTURES:
+        return routed_name(architecture)
+    if settings.router is not None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise PairError(
+            f"{architecture} has no routed version, so {model} cannot be the SLM in vLLM; take one of {known}, or add a "
+            "line to citer_ray/engines/vllm_architectures.py"
+        )
+    return None
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError("vLLM is not installed; pip install 'citer-ray[gpu]' or 'citer-ray[cpu]'")
+    plugins = entry_points(group="vllm.general_plugins")
+    if not any(plugin.value == "citer_ray.engines.vllm_plugin:register" for plugin in plugins):
+        raise ConfigError("vLLM cannot find citer_ray's plugin: install the package (pip install -e .), do not only run it")
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "citer_ray" not in allowed.split(","):
+        raise ConfigError("VLLM_PLUGINS leaves out citer_ray; add it, or unset the variable")
+
+
+def _check_vocabulary(model: str, settings: ModelSettings, num_rows: int) -> None:
+    if not 1 <= settings.shared_vocab_size <= num_rows:
+        raise PairError(
+            f"shared_vocab_size is {settings.shared_vocab_size}, but {model} has {num_rows} ids; take the smaller "
+            "vocabulary of the pair"
+        )
+    handoff = settings.handoff_token_id
+    if settings.router is not None and handoff is None:
+        raise PairError("a router needs a handoff token id; set pair.handoff_token to an unused id of the vocabulary")
+    if handoff is not None and not 0 <= handoff < num_rows:
+        raise PairError(f"the handoff token id {handoff} is not in 0..{num_rows - 1}, the ids of {model}")
+
+
+def launch(model: str, settings: ModelSettings, options: VLLMOptions, routed: str | None, stats: Any) -> AsyncLLM:
+    """Start vLLM's processes and load the weights; blocks until it is ready.
+
+    Args:
+        model: folder or hub name.
+        settings: constants that the plugged-in code reads.
+        options: see `VLLMOptions`.
+        routed: what `check` returned.
+        stats: a vLLM stat logger factory.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    overrides: dict[str, Any] = {CONFIG_KEY: settings.to_config()}
+    if routed is not None:
+        overrides["architectures"] = [routed]
+    arguments: dict[str, Any] = {
+        "model": model,
+        "revision": options.revision,
+        "trust_remote_code": options.trust_remote_code,
+        "skip_tokenizer_init": True,  # engines speak token ids only
+        "generation_config": "vllm",  # no sampling defaults from the checkpoint
+        "hf_overrides": overrides,
+        "logits_processors": _PROCESSORS,
+        "dtype": options.dtype,
+        "max_num_seqs": options.max_num_seqs,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "enforce_eager": options.enforce_eager,
+        "enable_prefix_caching": options.prefix_caching,
+        "max_model_len": options.max_model_len,
+        "block_size": options.block_size,
+    }
+    if options.kv_cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
+    arguments = {name: value for name, value in arguments.items() if value is not None} | dict(options.extra)
+    with _environment(options):
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[stats])
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(f"vLLM could not start {model!r}: {reason}; its log above has the cause") from error
+
+
+@contextmanager
+def _environment(options: VLLMOptions) -> Iterator[None]:
+    """Variables that vLLM's new processes inherit; this process gets its own values back."""
+    wanted = {
+        # The processors speak the interface of model runner V1, which has every feature used here.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    if options.cores is not None:
+        wanted |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, options.cores)), "KMP_BLOCKTIME": "0"}
+    if options.enforce_eager:
+        # vLLM compiles a helper of its log-probabilities even so, at the first token that asks for one.
+        wanted["TORCH_COMPILE_DISABLE"] = "1"
+    with _ENVIRONMENT_LOCK:
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -1,0 +1,47 @@
+"""An event loop in a thread of its own, where a vLLM client lives.
+
+vLLM binds its sockets and tasks to the loop that first uses it. Callers come from many loops (`asyncio.run` once per
+chunk of labels, a serving replica's loop), and a caller's busy loop must not hold back the engine's outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import TypeVar
+
+R = TypeVar("R")
+
+
+class EngineLoop:
+    """Runs coroutines for callers of any loop; cancelling the caller cancels the coroutine."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    async def call(self, coroutine: Coroutine[object, object, R]) -> R:
+        """Run `coroutine` in the engine's loop and wait for it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def call_blocking(self, coroutine: Coroutine[object, object, R]) -> R:
+        """As `call`, for callers without a loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """Stop the thread; what still runs is cancelled. Safe to call twice."""
+        if self._loop.is_closed():
+            return
+        self.call_blocking(_cancel_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
