@@ -1,0 +1,227 @@
+"""The one routed decoding loop: two sessions, a policy, and a trace of who wrote what.
+
+Label rollouts, evaluation and serving all call `decode` (or `decode_many`, which runs many of them at once; engines
+batch what is concurrent). It sees token ids and the `Engine`/`Session` protocols only. The caller of a session owns the
+ids and sends what the session does not hold (`engine.py`), so a lost session is rebuilt by the same rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from citer_ray.engine import Engine, Finish, Sampling, Session, Turn
+from citer_ray.policy import AlwaysLlm, AlwaysSlm, Oracle, Policy, Threshold, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Forward passes of one turn: the first computes `new_tokens` over `cached_tokens`, each further one 1 token.
+
+    Attributes:
+        writer: the model that ran.
+        new_tokens: ids that the turn sent (what the model pre-fills).
+        cached_tokens: ids that the session held before.
+        steps: positions decided, which is the number of forward passes.
+    """
+
+    writer: Writer
+    new_tokens: int
+    cached_tokens: int
+    steps: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """A response and how it came about; all lists but `passes` have one entry per token.
+
+    Attributes:
+        token_ids: the response.
+        writers: who wrote each token.
+        scores: the scorer's value at each position; None where the SLM was not asked or has no scorer.
+        logprobs: natural-log probability of each token under its writer.
+        finish: `eos` or `length`.
+        visits: turns of the LLM.
+        passes: what each model computed, in order.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    writers: list[Writer] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish = Finish.LENGTH
+    visits: int = 0
+    passes: list[Pass] = field(default_factory=list)
+
+    @property
+    def num_llm_tokens(self) -> int:
+        return sum(writer is Writer.LLM for writer in self.writers)
+
+    @property
+    def llm_share(self) -> float:
+        """LLM tokens / all tokens; 0 for an empty response."""
+        return self.num_llm_tokens / len(self.token_ids) if self.token_ids else 0.0
+
+    def prefilled(self, writer: Writer) -> int:
+        """Ids that a model computed which it had not written itself within the same turn."""
+        return sum(one.new_tokens for one in self.passes if one.writer is writer)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One response to decode."""
+
+    prompt_ids: Sequence[int]
+    policy: Policy
+    max_new_tokens: int
+    sampling: Sampling = Sampling()
+
+
+class _Response:
+    """The state of one response: its ids, its trace, and at most one session on each engine."""
+
+    def __init__(self, slm: Engine | None, llm: Engine | None, request: Request) -> None:
+        self._engines = {Writer.SLM: slm, Writer.LLM: llm}
+        self._request = request
+        self._sessions: dict[Writer, Session] = {}
+        self._ids = list(request.prompt_ids)
+        self.trace = Trace()
+
+    @property
+    def remaining(self) -> int:
+        return self._request.max_new_tokens - len(self.trace.token_ids)
+
+    async def turn(self, writer: Writer, max_tokens: int) -> Turn:
+        """One turn of a model, over everything that it has not seen."""
+        session = self._sessions.get(writer)
+        cached = 0 if session is None else session.num_tokens
+        if session is None:
+            session = self._sessions[writer] = await self._open(writer)
+        sent = len(self._ids) - cached
+        turn = await session.turn(self._ids[session.num_tokens :], max_tokens)
+        self.trace.passes.append(Pass(writer, sent, cached, max(len(turn.scores), len(turn.token_ids))))
+        self.trace.visits += writer is Writer.LLM
+        return turn
+
+    async def _open(self, writer: Writer) -> Session:
+        engine = self._engines[writer]
+        if engine is None:
+            raise ValueError(f"the policy {self._request.policy} needs the {writer.value.upper()}, but there is none")
+        scorer, threshold = None, 0.0
+        if writer is Writer.SLM and isinstance(self._request.policy, Threshold):
+            scorer, threshold = self._request.policy.scorer, self._request.policy.threshold
+        return await engine.open(self._ids, self._request.sampling, scorer=scorer, threshold=threshold)
+
+    def keep(self, writer: Writer, turn: Turn, scores: Sequence[float | None]) -> None:
+        """Append a turn's tokens to the response."""
+        self._ids.extend(turn.token_ids)
+        self.trace.token_ids.extend(turn.token_ids)
+        self.trace.writers.extend([writer] * len(turn.token_ids))
+        self.trace.logprobs.extend(turn.logprobs)
+        self.trace.scores.extend(scores)
+        if turn.finish is Finish.EOS:
+            self.trace.finish = Finish.EOS
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+
+
+async def decode(slm: Engine | None, llm: Engine | None, request: Request) -> Trace:
+    """Decode one response with a policy.
+
+    Args:
+        slm: the SLM's engine; may be None if the policy never runs it.
+        llm: the LLM's engine; likewise.
+        request: prompt, policy, limit and sampling.
+
+    Returns:
+        The response and its trace. It ends with the first EOS, whoever wrote it, or at `max_new_tokens`.
+
+    Raises:
+        ValueError: `max_new_tokens < 1`, the context would not fit, or the policy needs an engine that is None.
+    """
+    if request.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
+    response = _Response(slm, llm, request)
+    try:
+        match request.policy:
+            case AlwaysSlm():
+                await _alone(response, Writer.SLM)
+            case AlwaysLlm():
+                await _alone(response, Writer.LLM)
+            case Threshold():
+                await _routed(response, request.policy)
+            case Oracle():
+                await _oracle(response)
+    finally:
+        await response.close()
+    return response.trace
+
+
+async def _alone(response: _Response, writer: Writer) -> None:
+    turn = await response.turn(writer, response.remaining)
+    response.keep(writer, turn, [None] * len(turn.token_ids))
+
+
+async def _routed(response: _Response, policy: Threshold) -> None:
+    """The SLM writes until its score falls below the threshold; the LLM then writes one visit's tokens."""
+    while response.remaining > 0 and response.trace.finish is not Finish.EOS:
+        turn = await response.turn(Writer.SLM, response.remaining)
+        written = len(turn.token_ids)
+        response.keep(Writer.SLM, turn, turn.scores[:written])
+        if turn.finish is not Finish.HANDOFF:
+            continue
+        visit = await response.turn(Writer.LLM, min(policy.llm_tokens_per_visit, response.remaining))
+        unasked = [None] * (len(visit.token_ids) - 1)
+        response.keep(Writer.LLM, visit, [turn.scores[written], *unasked])
+
+
+async def _oracle(response: _Response) -> None:
+    """Both models propose each token; where they differ, the LLM's is kept and counts as its own."""
+    while response.remaining > 0 and response.trace.finish is not Finish.EOS:
+        ours = await response.turn(Writer.SLM, 1)
+        theirs = await response.turn(Writer.LLM, 1)
+        agree = ours.token_ids == theirs.token_ids
+        response.keep(Writer.SLM if agree else Writer.LLM, theirs, [None])
+
+
+async def decode_many(
+    slm: Engine | None,
+    llm: Engine | None,
+    requests: Sequence[Request],
+    *,
+    in_flight: int,
+    on_done: Callable[[int, Trace], None] | None = None,
+) -> list[Trace]:
+    """Decode many responses at once; engines batch their turns.
+
+    Args:
+        slm: as in `decode`.
+        llm: as in `decode`.
+        requests: in the order of the result.
+        in_flight: responses in progress at any time.
+        on_done: called with a request's index and its trace as soon as it is finished.
+
+    Raises:
+        The first error of any response, after the others were cancelled and their sessions closed.
+    """
+    traces: list[Trace | None] = [None] * len(requests)
+    queue = iter(range(len(requests)))
+
+    async def worker() -> None:
+        for index in queue:
+            trace = await decode(slm, llm, requests[index])
+            traces[index] = trace
+            if on_done is not None:
+                on_done(index, trace)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(in_flight, len(requests))):
+                group.create_task(worker())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [trace for trace in traces if trace is not None]
+

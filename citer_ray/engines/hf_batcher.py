@@ -1,0 +1,356 @@
+"""Turns of many sessions, run as shared forward passes.
+
+`TransformersEngine` queues turns here. A driver task forms a pass of everything that is ready, runs it, gives finished
+turns back, and yields once, so that callers' next turns join the next pass. Three steps a pass: `_prepare` and `_apply`
+run in the event loop and own all bookkeeping; `_compute` between them touches tensors only and may run in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from citer_ray.engine import Finish, Sampling, Turn
+from citer_ray.engines.hf_model import HiddenStateModel
+from citer_ray.engines.row_cache import PassIndex, RowCache
+from citer_ray.engines.sampling import sample
+from citer_ray.engines.scorers import Scorer, StepState
+from citer_ray.errors import RetryableError
+from citer_ray.policy import hands_off
+
+_MIN_SHARED_PREFIX = 8  # tokens; a shorter common prefix is cheaper to compute than to wait for
+
+
+@dataclass(eq=False, slots=True)
+class SessionState:
+    """What the batcher keeps of a session.
+
+    Attributes:
+        ids: the context; the leading `num_computed` ids have keys and values in `row`.
+        key: identifies the response for scorers that hash it.
+        lost: the row's content is unknown; it is freed as soon as no pass uses it.
+    """
+
+    ids: list[int]
+    sampling: Sampling
+    scorer_name: str | None
+    scorer: Scorer | None
+    threshold: float
+    key: int
+    num_computed: int = 0
+    row: int | None = None
+    lost: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One turn in progress."""
+
+    state: SessionState
+    max_tokens: int
+    future: asyncio.Future[Turn]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+
+    def finish(self, reason: Finish) -> None:
+        self.future.set_result(Turn(self.token_ids, self.logprobs, self.scores, reason))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Tensors of one forward pass; `batch_rows[i]` and `last[i]` locate the state of request i."""
+
+    requests: list[_Request]
+    ids_BT: torch.Tensor
+    index: PassIndex
+    batch_rows: torch.Tensor
+    last: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a pass says about the next position of each request."""
+
+    greedy: list[int]
+    greedy_logprobs: list[float]
+    scores: list[float]
+    logits_NV: torch.Tensor
+    logsumexp: list[float]
+
+
+class Batcher:
+    """Shared passes of one model; see the module's docstring. Arguments as in `TransformersEngine`."""
+
+    def __init__(
+        self,
+        model: HiddenStateModel,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        max_rows: int,
+        max_pass_tokens: int,
+        executor: Executor | None,
+    ) -> None:
+        self._model, self._eos = model, eos_token_ids
+        self._max_pass_tokens, self._executor = max_pass_tokens, executor
+        self._cache = RowCache(model.num_layers, max_rows, max_model_len)
+        self._requests: list[_Request] = []
+        self._in_pass: frozenset[SessionState] = frozenset()
+        self._row_freed = asyncio.Event()
+        self._driver: asyncio.Task[None] | None = None
+        self.num_passes = 0
+
+    @property
+    def num_free_rows(self) -> int:
+        """Sessions that could still get a KV cache."""
+        return self._cache.num_free
+
+    async def submit(self, state: SessionState, max_tokens: int) -> Turn:
+        """Queue a turn and wait for it. If that fails or is cancelled, the session is lost and must be rebuilt."""
+        request = _Request(state, max_tokens, asyncio.get_running_loop().create_future())
+        self._requests.append(request)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+        try:
+            return await request.future
+        except BaseException:
+            if request in self._requests:
+                self._requests.remove(request)
+            self.forget(state)
+            raise
+
+    def forget(self, state: SessionState) -> None:
+        """Drop a session's ids and free its row, now or after the pass that is using it."""
+        state.ids, state.num_computed, state.lost = [], 0, True
+        if state not in self._in_pass:
+            self._free_row(state)
+
+    def fail_all(self, error: Exception) -> None:
+        """End every queued turn with `error`."""
+        for request in self._requests:
+            if not request.future.done():
+                request.future.set_exception(error)
+
+    async def run(self, function: object, *args: object) -> object:
+        """Call `function` where passes run."""
+        assert callable(function)
+        if self._executor is None:
+            return function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args))
+
+    def _free_row(self, state: SessionState) -> None:
+        if state.row is not None:
+            self._cache.release(state.row)
+            state.row = None
+            self._row_freed.set()
+        state.lost = False
+
+    # -- the driver ------------------------------------------------------------------------------------------------
+
+    async def _drive(self) -> None:
+        try:
+            await self._run_until_idle()
+        except Exception as error:  # noqa: BLE001
+            # A fault of this module must reach whoever waits: a turn that never ends would be a hang.
+            self.fail_all(error)
+
+    async def _run_until_idle(self) -> None:
+        while self._requests:
+            ready = self._admit()
+            if not ready:  # every row is held by a session between two turns
+                self._row_freed.clear()
+                await self._row_freed.wait()
+                continue
+            for group in self._groups(ready):
+                await self._run_pass(group)
+            self._requests = [request for request in self._requests if not request.future.done()]
+            await asyncio.sleep(0)
+
+    async def _run_pass(self, group: list[_Request]) -> None:
+        group = [request for request in group if not request.future.done()]
+        if not group:
+            return
+        self._in_pass = frozenset(request.state for request in group)
+        try:
+            prepared = self._prepare(group)
+            outcome = await self.run(self._compute, prepared)
+            assert isinstance(outcome, _Outcome)
+            self._apply(prepared, outcome)
+        except Exception as error:  # noqa: BLE001 - handed to every caller of this pass
+            for request in group:
+                if not request.future.done():
+                    request.future.set_exception(RetryableError(f"a forward pass failed: {error!r}"))
+        finally:
+            self._in_pass = frozenset()
+            for request in group:
+                if request.state.lost:
+                    self._free_row(request.state)
+
+    def _admit(self) -> list[_Request]:
+        """Requests that can run now. New ones get a row and the longest prefix that another row holds.
+
+        A new session that shares a prefix with another new one waits for the pass that computes it, then copies.
+        """
+        ready = [request for request in self._requests if request.state.row is not None]
+        new = [request for request in self._requests if request.state.row is None]
+        new = new[: self._cache.num_free]
+        leaders: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+        copies: list[tuple[int, int, int]] = []
+        # Longest first, so that what others share is computed by the one that has most of it.
+        for request in sorted(new, key=lambda request: -len(request.state.ids)):
+            ids = np.asarray(request.state.ids, np.int32)
+            source, length = self._cache.shared_prefix(ids[:-1])
+            if any(_common(ids, leader) >= length + _MIN_SHARED_PREFIX for leader in leaders):
+                continue
+            leaders.append(ids)
+            row = self._cache.take()
+            request.state.row, request.state.num_computed = row, 0
+            if length >= _MIN_SHARED_PREFIX:
+                copies.append((source, row, length))
+                request.state.num_computed = length
+            ready.append(request)
+        if copies:
+            self._cache.copy_prefixes(copies)
+        return ready
+
+    def _groups(self, ready: Sequence[_Request]) -> list[list[_Request]]:
+        """Passes of similar numbers of new tokens, within the limit of padded tokens."""
+        groups: list[list[_Request]] = []
+        shortest = 0
+        for request in sorted(ready, key=_pending):
+            pending = _pending(request)
+            fits = groups and (len(groups[-1]) + 1) * pending <= self._max_pass_tokens
+            if fits and pending <= 2 * shortest + 8:
+                groups[-1].append(request)
+            else:
+                groups.append([request])
+                shortest = pending
+        return groups
+
+    # -- one pass --------------------------------------------------------------------------------------------------
+
+    def _prepare(self, group: list[_Request]) -> _Pass:
+        longest = max(_pending(request) for request in group)
+        group = sorted(group, key=lambda request: _row(request.state))
+        rows = [_row(request.state) for request in group]
+        first, end = rows[0], rows[-1] + 1
+        # Idle rows inside a mostly busy span ride along on a dummy token: cheaper than gathering the caches.
+        span = (first, end) if 2 * len(rows) >= end - first else None
+        batch_rows = np.asarray(rows) - first if span else np.arange(len(rows))
+        cache_rows = np.arange(first, end) if span else np.asarray(rows)
+        starts = self._cache.lengths[cache_rows]
+        kv_length = int(starts.max()) + longest
+        self._cache.reserve(kv_length)
+        ids_BT = np.zeros((len(cache_rows), longest), np.int64)
+        last = np.zeros(len(group), np.int64)
+        for batch_row, (position, request) in zip(batch_rows, enumerate(group), strict=True):
+            pending = request.state.ids[request.state.num_computed :]
+            ids_BT[batch_row, : len(pending)] = pending
+            last[position] = len(pending) - 1
+        device = self._model.device
+        index = PassIndex(
+            torch.from_numpy(cache_rows).to(device),
+            span,
+            torch.from_numpy(starts[:, None] + np.arange(longest)).to(device),
+            kv_length,
+        )
+        return _Pass(
+            group,
+            torch.from_numpy(ids_BT).to(device),
+            index,
+            torch.from_numpy(batch_rows).to(device),
+            torch.from_numpy(last).to(device),
+        )
+
+    @torch.inference_mode()
+    def _compute(self, prepared: _Pass) -> _Outcome:
+        self.num_passes += 1
+        self._cache.index = prepared.index
+        hidden_BTH = self._model.step_hidden(
+            prepared.ids_BT, prepared.index.positions_BT, prepared.index.kv_length, self._cache
+        )
+        hidden_NH = hidden_BTH[prepared.batch_rows, prepared.last]
+        logits_NV = self._model.logits(hidden_NH)
+        best = logits_NV.max(-1)
+        logsumexp_N = torch.logsumexp(logits_NV, -1)
+        return _Outcome(
+            greedy=best.indices.tolist(),
+            greedy_logprobs=(best.values - logsumexp_N).tolist(),
+            scores=self._scores(prepared.requests, hidden_NH, logits_NV),
+            logits_NV=logits_NV,
+            logsumexp=logsumexp_N.tolist(),
+        )
+
+    @staticmethod
+    def _scores(requests: list[_Request], hidden_NH: torch.Tensor, logits_NV: torch.Tensor) -> list[float]:
+        """One value per request; NaN where the session has no scorer."""
+        members: dict[str, list[int]] = {}
+        for position, request in enumerate(requests):
+            if request.state.scorer_name is not None:
+                members.setdefault(request.state.scorer_name, []).append(position)
+        scores = np.full(len(requests), np.nan)
+        for positions in members.values():
+            scorer = requests[positions[0]].state.scorer
+            assert scorer is not None
+            everyone = len(positions) == len(requests)
+            state = StepState(
+                hidden_NH if everyone else hidden_NH[positions],
+                logits_NV if everyone else logits_NV[positions],
+                [len(requests[position].state.ids) for position in positions],
+                [requests[position].state.key for position in positions],
+            )
+            scores[positions] = scorer(state).cpu().numpy()
+        values: list[float] = scores.tolist()
+        return values
+
+    def _apply(self, prepared: _Pass, outcome: _Outcome) -> None:
+        for position, request in enumerate(prepared.requests):
+            if request.future.done():  # cancelled while the pass ran
+                continue
+            state = request.state
+            self._cache.extend(_row(state), state.ids[state.num_computed :])
+            state.num_computed = len(state.ids)
+            if state.scorer is not None:
+                score = outcome.scores[position]
+                request.scores.append(score)
+                if hands_off(score, state.threshold):
+                    request.finish(Finish.HANDOFF)
+                    continue
+            if state.sampling.temperature == 0:
+                token, logprob = outcome.greedy[position], outcome.greedy_logprobs[position]
+            else:
+                logits_V = outcome.logits_NV[position].double().cpu().numpy()
+                token = sample(logits_V, state.sampling, len(state.ids))
+                logprob = float(logits_V[token]) - outcome.logsumexp[position]
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            if token in self._eos and not state.sampling.ignore_eos:
+                request.finish(Finish.EOS)
+            elif len(request.token_ids) == request.max_tokens:
+                request.finish(Finish.LENGTH)
+            else:
+                state.ids.append(token)
+
+
+def _pending(request: _Request) -> int:
+    """Ids that the request's next pass has to compute."""
+    return len(request.state.ids) - request.state.num_computed
+
+
+def _row(state: SessionState) -> int:
+    assert state.row is not None, "a session in a pass has a row"
+    return state.row
+
+
+def _common(
+    a: np.ndarray[tuple[int], np.dtype[np.int32]], b: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> int:
+    """Length of the common prefix."""
+    limit = min(len(a), len(b))
+    different = np.flatnonzero(a[:limit] != b[:limit])
+    return int(different[0]) if len(different) else limit

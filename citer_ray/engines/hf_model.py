@@ -1,0 +1,79 @@
+"""A transformers causal language model, opened up where the engine needs it: hidden states, then logits.
+
+`TransformersEngine` asks for the last layer's output after the final norm, and for the logits of chosen positions only:
+with a real vocabulary the output layer over all positions would cost more than the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+
+class HiddenStateModel:
+    """Decoder and output layer of one model.
+
+    Args:
+        model: a causal language model in eval mode.
+        shared_vocab_size: ids at or above it (padding of the vocabulary) are never considered.
+        masked_ids: ids that must never be written, such as the handoff token.
+    """
+
+    def __init__(self, model: PreTrainedModel, shared_vocab_size: int, masked_ids: Sequence[int] = ()) -> None:
+        self._decoder = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        self._text_config = model.config.get_text_config(decoder=True)
+        self._vocab_size = shared_vocab_size
+        self._masked_ids = list(masked_ids)
+        self._layer_types = sorted(set(getattr(self._text_config, "layer_types", None) or ()))
+        self.device = model.device
+        self.num_layers = int(self._text_config.num_hidden_layers)
+
+    @torch.inference_mode()
+    def score_hidden(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """[B, T, H] of right-padded rows without a cache. Causality keeps the padding out of every real position."""
+        return cast(torch.Tensor, self._decoder(input_ids=ids_BT, use_cache=False).last_hidden_state)
+
+    @torch.inference_mode()
+    def step_hidden(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, kv_length: int, cache: Cache) -> torch.Tensor:
+        """[B, T, H] of new tokens at `positions_BT`, attending to `cache` rows up to each token's own position."""
+        keys = torch.arange(kv_length, device=ids_BT.device)
+        causal = (keys <= positions_BT[:, :, None])[:, None]  # [B, 1, T, kv_length]
+        output = self._decoder(
+            input_ids=ids_BT,
+            position_ids=positions_BT,
+            attention_mask=self._masks(causal, keys, positions_BT),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return cast(torch.Tensor, output.last_hidden_state)
+
+    def _masks(self, causal: torch.Tensor, keys: torch.Tensor, positions_BT: torch.Tensor) -> Any:
+        """One mask, or one for each layer type where the model mixes them (sliding windows)."""
+        if self._layer_types in ([], ["full_attention"]):
+            return causal
+        masks = {"full_attention": causal}
+        if "sliding_attention" in self._layer_types:
+            near = keys > positions_BT[:, :, None] - int(self._text_config.sliding_window)
+            masks["sliding_attention"] = causal & near[:, None]
+        return masks
+
+    @torch.inference_mode()
+    def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """float32 [N, shared vocabulary] of N hidden states, scaled and capped as the model's own forward does."""
+        logits = self._head(hidden_NH)[:, : self._vocab_size].float()
+        scale = getattr(self._text_config, "logits_scaling", None)  # Granite divides
+        if scale:
+            logits = logits / scale
+        if getattr(self._text_config, "logit_scale", None):  # Cohere multiplies
+            logits = logits * self._text_config.logit_scale
+        cap = getattr(self._text_config, "final_logit_softcapping", None)  # Gemma
+        if cap:
+            logits = torch.tanh(logits / cap) * cap
+        if self._masked_ids:
+            logits[:, self._masked_ids] = -torch.inf
+        return logits
