@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from citer_ray.prompts import PromptFormat
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 
@@ -69,21 +71,6 @@ class DataConfig(Section):
     on_bad_row: Literal["quarantine", "raise"] = Field(
         "quarantine", description="Set bad rows aside with a reason, or stop at the first."
     )
-
-
-class PromptConfig(Section):
-    """How an example becomes a prompt."""
-
-    choice: str = Field(
-        "{question}\n{choices}\nThink step by step, then answer with the label of the right choice.\nAnswer: ",
-        description="Template for multiple choice; fields: question, choices.",
-    )
-    math: str = Field(
-        "{question}\nThink step by step and put the final answer in \\boxed{{}}.\n",
-        description="Template for math; fields: question.",
-    )
-    chat: bool = Field(False, description="Wrap the prompt with the tokenizer's chat template as one user message.")
-    use_row_prompt: bool = Field(True, description="Use a row's own complete prompt where it has one.")
 
 
 class EngineConfig(Section):
@@ -242,7 +229,7 @@ class CiterConfig(Section):
     seed: int = Field(0, description="Seed of everything random.")
     pair: PairConfig = Field(description="The models.")
     data: DataConfig = Field(description="The examples.")
-    prompt: PromptConfig = Field(PromptConfig(), description="Prompt templates.")
+    prompt: PromptFormat = Field(PromptFormat(), description="How an example becomes a prompt.")
     engine: EngineConfig = Field(EngineConfig(), description="How models run.")
     collect: CollectConfig = Field(CollectConfig(), description="Labels.")
     router: RouterConfig = Field(RouterConfig(), description="The router's shape.")
