@@ -1,8 +1,8 @@
 """Word tables of the template families: items, money and travel.
 
-A family gives the nouns, verbs and questions of a problem; the arithmetic and the general shape of the written-out
-steps are shared, so that a small model learns them once and a router can be trained with one family held out.
-Fed by nothing; read by ``problems`` (questions) and ``wording`` (solutions).
+A family gives the nouns, verbs and questions of a problem; the arithmetic and the general shape of the
+written-out steps are shared, so that a small model learns them once and a router can be trained with one
+family held out. Fed by nothing; read by ``problems`` (questions) and ``wording`` (solutions).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Change:
 class Family:
     """The words of one template family.
 
-    Placeholders: ``{name}`` ``{friend}`` ``{p}`` (she/he) ``{unit}`` ``{other}`` (another unit) ``{group}`` ``{x}``
-    ``{y}`` ``{n}`` (a number). A change's sentence starts with ``{p}``.
+    Placeholders: ``{name}`` ``{friend}`` ``{p}`` (she/he) ``{unit}`` ``{other}`` (another unit) ``{group}``
+    ``{x}`` ``{y}`` ``{n}`` (a number). A change's sentence starts with ``{p}``.
     """
 
     name: str
@@ -51,7 +51,11 @@ ITEMS = Family(
         "pens", "marbles", "cookies", "stickers", "beads", "plums",
     ),
     groups=("bags", "boxes", "jars", "packs"),
-    openings=("{name} has {n} {unit}.", "{name} owns {n} {unit}.", "There are {n} {unit} in the room of {name}."),
+    openings=(
+        "{name} has {n} {unit}.",
+        "{name} owns {n} {unit}.",
+        "There are {n} {unit} in the room of {name}.",
+    ),
     group_opening="{name} has {x} {group} with {y} {unit} each.",
     gains=(
         Change("buys", "{p} buys {n} more."),
@@ -97,8 +101,15 @@ MONEY = Family(
     ),
     scaling="Then {p} {verb} the money in a bet.",
     decision="Then a bank offers {n} {unit} instead and {p} accepts the higher sum.",
-    distractors=("{friend} carries {n} {unit}.", "A lamp costs {n} {unit}.", "{name} also keeps {n} {other}."),
-    questions=("How much money does {name} have left?", "How many {unit} are in the purse of {name} in the end?"),
+    distractors=(
+        "{friend} carries {n} {unit}.",
+        "A lamp costs {n} {unit}.",
+        "{name} also keeps {n} {other}.",
+    ),
+    questions=(
+        "How much money does {name} have left?",
+        "How many {unit} are in the purse of {name} in the end?",
+    ),
     start_verb="carries",
     state_verbs=("carries", "keeps"),
 )
@@ -127,7 +138,11 @@ TRAVEL = Family(
     ),
     scaling="Then {p} {verb} the whole path.",
     decision="Then {p} sees another road of {n} {unit} and picks the longer.",
-    distractors=("{friend} walks {n} {unit}.", "The house of {friend} is {n} {unit} away.", "A map shows {n} {other}."),
+    distractors=(
+        "{friend} walks {n} {unit}.",
+        "The house of {friend} is {n} {unit} away.",
+        "A map shows {n} {other}.",
+    ),
     questions=("How far does {name} go now?", "How many {unit} long is the tour of {name} in the end?"),
     start_verb="walks",
     state_verbs=("covers", "walks"),

@@ -1,9 +1,9 @@
 """Seeded synthetic word problems with written-out steps: the data of the embedded pair.
 
-``generate`` draws problems of the families in ``families`` and has ``wording`` write their solutions; ``split`` gives the
-four disjoint sets (train, collect, validation, test). Read by ``build`` (training), ``evaluate`` and the quickstart.
-A problem's split is a hash of its question, so that two splits never share a question, whatever their sizes are.
-All numbers lie between 1 and 99.
+``generate`` draws problems of the families in ``families`` and has ``wording`` write their solutions;
+``split`` gives the four disjoint sets (train, collect, validation, test). Read by ``build`` (training),
+``evaluate`` and the quickstart. A problem's split is a hash of its question, so that two splits never share a
+question, whatever their sizes are. All numbers lie between 1 and 99.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from citer_ray.errors import ConfigError
 from citer_ray.pair.embedded.families import BOYS, FAMILIES, FAMILY_TABLE, GIRLS, Change, Family
 from citer_ray.pair.embedded.wording import Kind, Operation, Scene, word_solution
 
@@ -61,7 +62,7 @@ class Problem:
 
 
 def prompt_of(problem: Problem) -> str:
-    """The plain prompt format: the question and a newline (what the chat template makes of one user message)."""
+    """The plain prompt format, question and newline, as the chat template renders one user message."""
     return problem.question + "\n"
 
 
@@ -77,7 +78,7 @@ def generate(
         exclude: Questions that must not appear.
 
     Raises:
-        ValueError: An unknown family, or none, or a negative count.
+        ConfigError: An unknown family, or none, or a negative count.
     """
     return _draw(count, seed, families, set(exclude), lambda question: True)
 
@@ -86,10 +87,10 @@ def split(name: SplitName, count: int, families: Sequence[str] = FAMILIES) -> li
     """The first ``count`` problems of a split; different splits never share a question.
 
     Raises:
-        ValueError: An unknown split or family.
+        ConfigError: An unknown split or family.
     """
     if name not in SPLITS:
-        raise ValueError(f"unknown split {name!r}: use one of {', '.join(get_args(SplitName))}")
+        raise ConfigError(f"unknown split {name!r}: use one of {', '.join(get_args(SplitName))}")
     chosen = SPLITS[name]
     return _draw(count, chosen.seed, families, set(), lambda question: _bucket(question) in chosen.buckets)
 
@@ -103,9 +104,9 @@ def _draw(
 ) -> list[Problem]:
     unknown = [family for family in families if family not in FAMILY_TABLE]
     if unknown or not families:
-        raise ValueError(f"unknown families {unknown}: use some of {', '.join(FAMILIES)}")
+        raise ConfigError(f"unknown families {unknown}: use some of {', '.join(FAMILIES)}")
     if count < 0:
-        raise ValueError(f"count is {count}: it must not be negative")
+        raise ConfigError(f"count is {count}: it must not be negative")
     rng = random.Random(seed)  # noqa: S311 (data, no secrets)
     problems: list[Problem] = []
     while len(problems) < count:

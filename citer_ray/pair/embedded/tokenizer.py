@@ -1,8 +1,8 @@
 """The embedded pair's tokenizer: whole words of the problems, one token a digit, any other text byte by byte.
 
-``build_tokenizer`` derives the vocabulary from generated problems; ``build`` saves it beside both models' weights.
-``<|handoff|>`` is reserved for the router's signal inside an engine: no text without that literal produces it. A chat of
-one user message renders to the plain prompt format: BOS, the message and a newline.
+``build_tokenizer`` derives the vocabulary from generated problems; ``build`` saves it beside both models'
+weights. ``<|handoff|>`` is reserved for the router's signal inside an engine: no text without that literal
+produces it. A chat of one user message renders to the plain prompt format: BOS, the message and a newline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\\n' }}{% endif %}{% endfor %}"
 )
 
-# Pieces: a digit, an opened box, a word, any other visible character (each with the space before it), a whitespace.
+# Pieces: a digit, an opened box, a word, another visible character (with its space before), a whitespace.
 _PIECE = r" ?[0-9]| ?\\boxed\{| ?[A-Za-z]+| ?[^\sA-Za-z0-9]|\s"
 _BYTE_SCORE, _WORD_SCORE = -10.0, -1.0  # a whole word always beats its bytes
 
@@ -48,7 +48,9 @@ def build_tokenizer(problems: list[Problem], max_length: int) -> PreTrainedToken
     vocabulary += [(word, _WORD_SCORE) for word in words]
 
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=UNK_ID, byte_fallback=False))
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(_PIECE), "isolated"), byte_level]
     )
@@ -56,7 +58,7 @@ def build_tokenizer(problems: list[Problem], max_length: int) -> PreTrainedToken
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, BOS_ID)]
     )
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,
@@ -72,7 +74,7 @@ def build_tokenizer(problems: list[Problem], max_length: int) -> PreTrainedToken
 
 
 def _template_pieces() -> set[str]:
-    """Pieces that a sample might miss: every family's words, every decision word, every digit after a space."""
+    """Pieces that a sample might miss: the families' words, the decision words, spaced digits."""
     pieces = {f" {digit}" for digit in range(10)}
     pieces |= {f" {word}" for word in SWAP_WORDS + KEEP_WORDS}
     for family in FAMILY_TABLE.values():

@@ -1,9 +1,10 @@
 """The freely varying wording of a written-out solution.
 
-``problems`` builds a ``Scene`` (who, what, and the operations); this module words its reference. Every sentence has five
-paraphrases, chosen by a random stream of its own: at a sentence's first word no model can know the reference's word,
-and most such words do not matter. The exception is the decision sentence, whose first word is free (one of five)
-but also settles which of two numbers goes on: ``SWAP_WORDS`` or ``KEEP_WORDS``.
+``problems`` builds a ``Scene`` (who, what) and its operations; this module words the reference. Every
+sentence has five paraphrases, chosen by a random stream of its own: at a sentence's first word no model can
+know the reference's word, and most such words do not matter. The exception is the decision sentence, whose
+first word is free (one of five) but also settles which of two numbers goes on: ``SWAP_WORDS`` or
+``KEEP_WORDS``.
 """
 
 from __future__ import annotations
@@ -78,7 +79,11 @@ def _step(scene: Scene, operation: Operation, rng: random.Random) -> str:
     equation = f"{operation.before} {operation.kind} {n} = {operation.after}"
     act = f"{p} {operation.verb} {'it' if operation.kind == '*' else n}"
     verb = rng.choices(scene.family.state_verbs, (0.6, 0.4))[0]
-    name_the_sum = {"+": f"Adding {n} gives", "-": f"Taking {n} away leaves", "*": f"Multiplying by {n} gives"}
+    name_the_sum = {
+        "+": f"Adding {n} gives",
+        "-": f"Taking {n} away leaves",
+        "*": f"Multiplying by {n} gives",
+    }
     body = rng.choice((
         f"After {act}, {p} {verb} {equation}",
         f"That makes {equation}",

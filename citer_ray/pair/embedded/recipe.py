@@ -1,0 +1,78 @@
+"""Typed training recipes of the embedded pair; written to ``recipe.json`` beside the weights.
+
+The defaults are the recipe of the shipped weights. Read by ``build`` (both models) and ``training`` (one
+model).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from citer_ray.pair.embedded.families import FAMILIES
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """One model's shape and training.
+
+    Head size ``hidden_size / heads`` is at least 32: vLLM's CPU attention refuses 16. Muon trains the layers'
+    matrices, AdamW the embedding and the norms; both warm up linearly, then fall linearly to 0.
+    ``drill_start`` -> ``drill_end`` is the share of a batch's rows that hold bare sums instead of problems,
+    falling over the training.
+    """
+
+    hidden_size: int
+    layers: int
+    heads: int
+    feed_forward: int
+    steps: int
+    batch_size: int = 24
+    muon_lr: float = 0.02
+    muon_weight_decay: float = 0.01
+    muon_momentum: float = 0.95
+    adam_lr: float = 3e-3
+    adam_betas: tuple[float, float] = (0.9, 0.98)
+    adam_weight_decay: float = 0.05
+    warmup_steps: int = 50
+    clip_norm: float = 1.0
+    init_range: float = 0.05
+    drill_start: float = 0.5
+    drill_end: float = 0.1
+    decision_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class PairRecipe:
+    """Both models, their data and the seed; ``vocabulary_size`` is padded beyond the tokenizer's ids."""
+
+    seed: int = 0
+    families: tuple[str, ...] = FAMILIES
+    examples: int = 96_000
+    tokenizer_examples: int = 20_000
+    context_length: int = 512
+    vocabulary_size: int = 512
+    slm: ModelRecipe = field(
+        default_factory=lambda: ModelRecipe(hidden_size=64, layers=2, heads=2, feed_forward=128, steps=2000)
+    )
+    llm: ModelRecipe = field(
+        default_factory=lambda: ModelRecipe(
+            hidden_size=128, layers=4, heads=4, feed_forward=256, steps=3000, decision_weight=8.0
+        )
+    )
+
+    def save(self, path: Path, **extra: Any) -> None:
+        """Writes the recipe, and any measured extras, as JSON."""
+        path.write_text(json.dumps({**asdict(self), **extra}, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> PairRecipe:
+        """Reads what ``save`` wrote; extras are ignored."""
+        values = json.loads(path.read_text())
+        known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        for role in ("slm", "llm"):
+            shape = dict(known[role])
+            known[role] = ModelRecipe(**{**shape, "adam_betas": tuple(shape["adam_betas"])})
+        return cls(**{**known, "families": tuple(known["families"])})
