@@ -98,16 +98,20 @@ class CollectConfig(Section):
     """How tokens are labelled (design: labels; CITER section 3)."""
 
     examples_per_chunk: Positive = Field(
-        32, description="Examples that are labelled, written and resumed together. Part of the labels' digest."
+        32,
+        description="Examples that are labelled, written and resumed together. Part of the labels' digest.",
     )
     shortcut: bool = Field(
-        True, description="Take a greedy token that equals the reference as the label; false decides by rollouts."
+        True,
+        description="Take a greedy token that equals the reference as the label; false decides by rollouts.",
     )
     state_fraction: Fraction = Field(
-        1.0, description="With `shortcut: false`: the part of all positions that rollouts decide; others get no label."
+        1.0,
+        description="With `shortcut: false`: the part of all positions that rollouts decide; others get no label.",
     )
     both_wrong: Literal["rollout", "slm"] = Field(
-        "rollout", description="Label of states where both are wrong: by rollout, or always the SLM (CITER-S)."
+        "rollout",
+        description="Label of states where both are wrong: by rollout, or always the SLM (CITER-S).",
     )
     branches: Literal["none", "both_wrong", "mismatches"] = Field(
         "none",
@@ -115,7 +119,9 @@ class CollectConfig(Section):
         "the SLM is wrong; label 0 iff only the LLM-first one is right.",
     )
     llm_price: float = Field(
-        0.0, ge=0, description="With branches and several rollouts: gain in accuracy that an LLM token must bring."
+        0.0,
+        ge=0,
+        description="With branches and several rollouts: gain in accuracy that an LLM token must bring.",
     )
     rollouts_per_state: Positive = Field(1, description="More than 1 samples; the label becomes a fraction.")
     temperature: float = Field(
@@ -123,7 +129,8 @@ class CollectConfig(Section):
     )
     max_new_tokens: Positive = Field(256, description="Limit of a rollout, in tokens.")
     thresholds: tuple[float, ...] = Field(
-        (0.9, 0.97), description="Threshold of the rollout policy in round 2, 3, ...; the last one is kept on."
+        (0.9, 0.97),
+        description="Threshold of the rollout policy in round 2, 3, ...; the last one is kept on.",
     )
     rollouts_in_flight: Positive = Field(256, description="Rollouts that one worker decodes at once.")
     slm: Replicas = Field(Replicas(), description="Workers of the SLM's forward pass.")
@@ -133,9 +140,7 @@ class CollectConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> CollectConfig:
         if self.both_wrong == "slm" and self.branches != "none":
-            raise ValueError(
-                "both_wrong: slm takes no rollouts, so branches must be none; set one of the two"
-            )
+            raise ValueError("both_wrong: slm takes no rollouts, so branches must be none; set one of the two")
         if not self.shortcut and self.both_wrong == "slm":
             raise ValueError("shortcut: false decides by rollouts, so both_wrong must be rollout")
         if any(not threshold >= 0 for threshold in self.thresholds) or not self.thresholds:
@@ -155,7 +160,8 @@ class FitConfig(Section):
     """How the router is fitted."""
 
     objective: Literal["preference", "dpo"] = Field(
-        "preference", description="Cross-entropy of the preference, or its DPO-style form with a reference margin."
+        "preference",
+        description="Cross-entropy of the preference, or its DPO-style form with a reference margin.",
     )
     dpo_beta: float = Field(1.0, gt=0, description="Inverse temperature of the DPO-style objective.")
     class_weights: Literal["none", "balanced"] = Field(
@@ -179,7 +185,8 @@ class IterateConfig(Section):
 
     max_rounds: Positive = Field(3, description="Rounds at most.")
     min_area_gain: float = Field(
-        0.0, description="Stop when a round's validation frontier gains less area than this over the best so far."
+        0.0,
+        description="Stop when a round's validation frontier gains less area than this over the best so far.",
     )
     citer_s: bool = Field(True, description="Also fit CITER-S (no long-term reward) for comparison.")
 
@@ -206,7 +213,8 @@ class TrackingConfig(Section):
 
     enabled: bool = Field(True, description="Track rounds in MLflow.")
     uri: str | None = Field(
-        None, description="Tracking URI; null takes MLFLOW_TRACKING_URI, else sqlite in `OUTPUT_DIR/../mlflow.db`."
+        None,
+        description="Tracking URI; null takes MLFLOW_TRACKING_URI, else sqlite in `OUTPUT_DIR/../mlflow.db`.",
     )
     experiment: str | None = Field(None, description="Experiment name; null takes the run's name.")
     registered_model: str | None = Field(None, description="Registry name of the router; null takes the run's name.")

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from citer_ray.engine import Engine, Finish, Sampling, Session, Turn
+from citer_ray.engine import GREEDY, Engine, Finish, Sampling, Session, Turn
 from citer_ray.policy import AlwaysLlm, AlwaysSlm, Oracle, Policy, Threshold, Writer
 
 
@@ -75,7 +75,7 @@ class Request:
     prompt_ids: Sequence[int]
     policy: Policy
     max_new_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
 
 
 class _Response:
@@ -224,4 +224,3 @@ async def decode_many(
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     return [trace for trace in traces if trace is not None]
-

@@ -49,6 +49,9 @@ class Sampling:
     ignore_eos: bool = False
 
 
+GREEDY = Sampling()
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What one turn of a session wrote.
@@ -129,7 +132,12 @@ class Engine(Protocol):
         ...
 
     async def open(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, scorer: str | None = None, threshold: float = 0.0
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        scorer: str | None = None,
+        threshold: float = 0.0,
     ) -> Session:
         """Start a response.
 

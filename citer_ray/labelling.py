@@ -87,9 +87,7 @@ class Labeller:
             for example in examples
         ]
         rows = []
-        for example, sequence, scores in zip(
-            examples, sequences, await slm.score(sequences, hidden=True), strict=True
-        ):
+        for example, sequence, scores in zip(examples, sequences, await slm.score(sequences, hidden=True), strict=True):
             assert scores.hidden is not None
             unknown = [_NO_TOKEN] * len(sequence.response_ids)
             rows.append(
@@ -131,7 +129,11 @@ class Labeller:
         return done
 
     async def decide(
-        self, slm: Engine | None, llm: Engine | None, rows: Sequence[LabelRow], examples: Mapping[str, Example]
+        self,
+        slm: Engine | None,
+        llm: Engine | None,
+        rows: Sequence[LabelRow],
+        examples: Mapping[str, Example],
     ) -> list[LabelRow]:
         """The rows with their labels.
 

@@ -37,9 +37,7 @@ class Outcomes:
     llm: Sequence[bool] | None = None
 
 
-def classify(
-    slm_ids: npt.ArrayLike, llm_ids: npt.ArrayLike, reference_ids: npt.ArrayLike
-) -> npt.NDArray[np.int8]:
+def classify(slm_ids: npt.ArrayLike, llm_ids: npt.ArrayLike, reference_ids: npt.ArrayLike) -> npt.NDArray[np.int8]:
     """int8 [T]; the `Case` of every position. `llm_ids` counts only where the SLM is wrong."""
     reference_T = np.asarray(reference_ids)
     llm_right_T = np.asarray(llm_ids) == reference_T

@@ -172,8 +172,9 @@ class EngineConformance:
         for _ in range(4):
             turn = await session.turn(ids[session.num_tokens :], 16)
             ids += turn.token_ids
-            assert turn.token_ids == naive_generate(model, ids[: len(ids) - len(turn.token_ids)], len(turn.token_ids),
-                                                    stop_at_eos=False)
+            assert turn.token_ids == naive_generate(
+                model, ids[: len(ids) - len(turn.token_ids)], len(turn.token_ids), stop_at_eos=False
+            )
             ids.append(41)  # the LLM's token
         await session.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -115,7 +116,12 @@ class TransformersEngine:
         self._scorers[name] = scorer
 
     async def open(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, scorer: str | None = None, threshold: float = 0.0
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        scorer: str | None = None,
+        threshold: float = 0.0,
     ) -> TransformersSession:
         if self._closed:
             raise RetryableError("the engine is closed")
@@ -175,7 +181,7 @@ class TransformersEngine:
         bounds = np.cumsum([0, *(len(sequence.response_ids) for sequence in sequences)])
         return [
             Scores(greedy_N[a:b], logprobs_N[a:b], None if hidden_states is None else hidden_states[a:b])
-            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            for a, b in pairwise(bounds.tolist())
         ]
 
     def _greedy_and_logprobs(

@@ -347,9 +347,7 @@ def _row(state: SessionState) -> int:
     return state.row
 
 
-def _common(
-    a: np.ndarray[tuple[int], np.dtype[np.int32]], b: np.ndarray[tuple[int], np.dtype[np.int32]]
-) -> int:
+def _common(a: np.ndarray[tuple[int], np.dtype[np.int32]], b: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int:
     """Length of the common prefix."""
     limit = min(len(a), len(b))
     different = np.flatnonzero(a[:limit] != b[:limit])

@@ -39,7 +39,9 @@ class HiddenStateModel:
         return cast(torch.Tensor, self._decoder(input_ids=ids_BT, use_cache=False).last_hidden_state)
 
     @torch.inference_mode()
-    def step_hidden(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, kv_length: int, cache: Cache) -> torch.Tensor:
+    def step_hidden(
+        self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, kv_length: int, cache: Cache
+    ) -> torch.Tensor:
         """[B, T, H] of new tokens at `positions_BT`, attending to `cache` rows up to each token's own position."""
         keys = torch.arange(kv_length, device=ids_BT.device)
         causal = (keys <= positions_BT[:, :, None])[:, None]  # [B, 1, T, kv_length]

@@ -91,7 +91,11 @@ class RandomScorer:
         return torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32) / np.float32(2**24))
 
 
-BUILT_IN: Mapping[str, Scorer] = {"max_probability": max_probability, "margin": margin, "certainty": certainty}
+BUILT_IN: Mapping[str, Scorer] = {
+    "max_probability": max_probability,
+    "margin": margin,
+    "certainty": certainty,
+}
 
 
 def find_scorer(name: str, own: Mapping[str, Scorer]) -> Scorer:

@@ -108,7 +108,12 @@ class ScriptedEngine:
         return self._max_model_len
 
     async def open(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, scorer: str | None = None, threshold: float = 0.0
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        scorer: str | None = None,
+        threshold: float = 0.0,
     ) -> ScriptedSession:
         self.num_open += 1
         return ScriptedSession(self, prompt_ids, None if scorer is None else threshold)
@@ -116,9 +121,7 @@ class ScriptedEngine:
     async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
         scored = []
         for sequence in batch:
-            states = [
-                [*sequence.prompt_ids, *sequence.response_ids[:i]] for i in range(len(sequence.response_ids))
-            ]
+            states = [[*sequence.prompt_ids, *sequence.response_ids[:i]] for i in range(len(sequence.response_ids))]
             greedy = np.array([self.next_token(state) for state in states], np.int32)
             vectors = np.array([[float(state[-1]), float(len(state))] for state in states], np.float32)
             scored.append(Scores(greedy, np.zeros(len(states), np.float32), vectors if hidden else None))

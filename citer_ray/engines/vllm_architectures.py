@@ -1,8 +1,8 @@
 """The decoder classes that have a routed version: one line each.
 
-A class can be listed if it is a vLLM text decoder whose `compute_logits(hidden_states)` gets the last layer's output
-after the final norm, which holds for all of vLLM's plain decoders. This module imports nothing of vLLM, so that the
-engine can check a checkpoint before anything is loaded.
+A class can be listed if it is a vLLM text decoder whose `compute_logits(hidden_states)` gets the last layer's
+output after the final norm, which holds for vLLM's plain decoders. This module imports nothing of vLLM, so
+that the engine can check a checkpoint before anything is loaded.
 """
 
 from __future__ import annotations
@@ -22,15 +22,11 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 
-_PREFIX = "CiterRouted"
+ROUTED = "CiterRouted"  # decodes, with the router's score in the handoff column
+SCORED = "CiterScored"  # returns hidden states and scores of given responses
 
 
-def routed_name(architecture: str) -> str:
-    """Name under which the routed version of an architecture is registered."""
-    return _PREFIX + architecture
-
-
-def stock_name(routed: str) -> str | None:
-    """Inverse of `routed_name`; None if it is no such name."""
-    stock = routed.removeprefix(_PREFIX)
-    return stock if stock != routed and stock in ARCHITECTURES else None
+def stock_name(name: str, prefix: str) -> str | None:
+    """The architecture behind `prefix + architecture`; None if `name` is not of that form."""
+    stock = name.removeprefix(prefix)
+    return stock if stock != name and stock in ARCHITECTURES else None

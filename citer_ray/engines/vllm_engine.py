@@ -1,8 +1,8 @@
-"""`VLLMEngine`: the production engine, on stock vLLM, with the router inside the SLM and sessions that keep their caches.
+"""`VLLMEngine`: the production engine, on stock vLLM, with the router inside the SLM.
 
-What is ours runs inside vLLM through its public extension points: routed model classes (`vllm_routed.py`), logits
-processors (`vllm_handoff.py`, `vllm_sampling.py`) and resumable requests (`vllm_session.py`). vLLM itself lives in
-processes of its own; this object is their client, usable from any event loop.
+What is ours runs inside vLLM through its public extension points: routed model classes (`vllm_routed.py`),
+logits processors (`vllm_handoff.py`, `vllm_sampling.py`) and resumable requests (`vllm_session.py`). vLLM
+itself lives in processes of its own; this object is their client, usable from any event loop.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from citer_ray.engine import Sampling, Scores, Session, TokenSequence
-from citer_ray.engines.vllm_launch import VLLMOptions, check, launch
+from citer_ray.engines.vllm_launch import VLLMOptions, check, launch_decoder, launch_scorer
 from citer_ray.engines.vllm_loop import EngineLoop
-from citer_ray.engines.vllm_scoring import score_sequence
+from citer_ray.engines.vllm_scoring import score_by_logprobs, score_by_states
 from citer_ray.engines.vllm_session import RequestStream, VLLMSession
 from citer_ray.engines.vllm_settings import SAMPLING_KEY, THRESHOLD_KEY, ModelSettings
 from citer_ray.engines.vllm_stats import KvCacheWatch
-from citer_ray.errors import RetryableError
+from citer_ray.errors import ConfigError, PairError, RetryableError
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.engine.protocol import StreamingInput
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 _ROUTER = "router"
 _OUTPUT_INTERVAL = 1 << 20  # tokens: one output at the start of a request and one at the end of each turn
@@ -37,10 +40,12 @@ class VLLMEngine:
         model: folder or hub name of the weights.
         shared_vocab_size: number of ids that the pair shares; others are never written.
         eos_token_ids: ids that end a response.
-        handoff_token_id: the reserved id; needed with a router, and never written by either model.
+        handoff_token_id: the reserved id, which neither model ever writes. None takes the router's own.
         router: folder of a router's artifact: then `open(..., scorer="router")` works. None for the LLM.
         slm_fingerprint: of the SLM that the router must belong to; None leaves the check out.
         masked_ids: further ids that are never written.
+        purpose: `decode` opens sessions and scores; hidden states need a second copy of the weights, which is
+            loaded when they are first asked for. `score` loads that copy only and opens no sessions.
         options: how vLLM runs.
 
     Raises:
@@ -57,30 +62,41 @@ class VLLMEngine:
         router: Path | None = None,
         slm_fingerprint: str | None = None,
         masked_ids: Sequence[int] = (),
+        purpose: Literal["decode", "score"] = "decode",
         options: VLLMOptions | None = None,
     ) -> None:
-        options = options or VLLMOptions()
+        self._options = options = options or VLLMOptions()
+        if router is not None and handoff_token_id is None:
+            handoff_token_id = _own_handoff_token_id(router)
         masked = {*masked_ids, *([] if handoff_token_id is None else [handoff_token_id])}
-        self._settings = ModelSettings(
-            shared_vocab_size, tuple(sorted(masked)), handoff_token_id, None if router is None else str(router)
-        )
-        routed = check(model, self._settings, options)
-        if router is not None:
-            _check_router(router, slm_fingerprint)
-        self._masks_inside = routed is not None
+        folder = None if router is None else str(router.resolve())
+        self._settings = ModelSettings(shared_vocab_size, tuple(sorted(masked)), handoff_token_id, folder)
+        self._model = model
+        self._architecture = check(model, self._settings, options, slm_fingerprint)
         self._eos = sorted(set(eos_token_ids))
         self.handoff_token_id = handoff_token_id if router is not None else None
         self._kv_watch = KvCacheWatch()
-        self._llm = launch(model, self._settings, options, routed, self._kv_watch.factory)
-        self.loop = EngineLoop(f"vllm:{model}")
-        self._request_ids = itertools.count()
+        self._decoder: AsyncLLM | None = None
+        self._scorer: AsyncLLM | None = None
+        if purpose == "decode":
+            self._decoder = launch_decoder(
+                model, self._settings, options, self._architecture, self._kv_watch.factory
+            )
+        else:
+            self._scorer = self._launch_scorer()
+        self._purpose = purpose
+        started = self._decoder or self._scorer
+        assert started is not None, "one of the two was launched"
         # One token less than vLLM takes, because it counts a sampled token (a handoff, too) before it looks.
-        self._max_model_len = int(self._llm.model_config.max_model_len) - 1
-        self._max_sessions = options.max_num_seqs
-        cache = self._llm.vllm_config.cache_config
+        self._max_model_len = int(started.model_config.max_model_len) - 1
+        cache = started.vllm_config.cache_config
         self._block_size = int(cache.block_size)
         self._num_blocks = int(cache.num_gpu_blocks or 0)
-        self._sessions: dict[VLLMSession, int] = {}  # with a request; blocks reserved; least recently used first
+        self.loop = EngineLoop(f"vllm:{model}")
+        self._scorer_starting = asyncio.Lock()
+        self._request_ids = itertools.count()
+        # Sessions that have a request, least recently used first, with the KV blocks reserved for each.
+        self._sessions: dict[VLLMSession, int] = {}
         self._closed = False
 
     @property
@@ -98,37 +114,46 @@ class VLLMEngine:
         return self._num_blocks * self._block_size
 
     async def open(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, scorer: str | None = None, threshold: float = 0.0
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        scorer: str | None = None,
+        threshold: float = 0.0,
     ) -> Session:
         self._check_alive()
+        if self._decoder is None:
+            raise ConfigError("this vLLM engine was started with purpose='score'; start one that decodes")
         if len(prompt_ids) == 0:
             raise ValueError("the prompt is empty; give at least one token id (a BOS token, for example)")
         if len(prompt_ids) > self._max_model_len:
-            raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}")
+            raise ValueError(
+                f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}"
+            )
         if scorer is not None:
             self._check_scorer(scorer, threshold)
         return VLLMSession(self, prompt_ids, sampling, None if scorer is None else float(threshold))
 
     async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
         self._check_alive()
-        if hidden:
-            raise NotImplementedError
         for index, sequence in enumerate(batch):
             self._check_sequence(index, sequence)
-        return await self.loop.call(self._score(batch))
+        return await self.loop.call(self._score(batch, hidden))
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.loop.close()
-            await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown)
+            for client in (self._decoder, self._scorer):
+                if client is not None:
+                    await asyncio.get_running_loop().run_in_executor(None, client.shutdown)
 
-    # -- checks ----------------------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------
 
     def _check_alive(self) -> None:
         if self._closed:
             raise RetryableError("the engine is closed")
-        if self._llm.errored:
+        if any(client is not None and client.errored for client in (self._decoder, self._scorer)):
             raise RetryableError("vLLM's engine process died; start the engine again")
 
     def _check_scorer(self, scorer: str, threshold: float) -> None:
@@ -153,18 +178,21 @@ class VLLMEngine:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if total + max_tokens - 1 > self._max_model_len:
             raise ValueError(
-                f"{total} tokens of context and {max_tokens} new ones exceed the engine's {self._max_model_len}"
+                f"{total} tokens of context and {max_tokens} new ones exceed the engine's "
+                f"{self._max_model_len}"
             )
 
-    # -- for sessions, in the engine's loop ------------------------------------------------------------------------
+    # -- for sessions, in the engine's loop ------------------------------------------------------------------
 
     def start_stream(self) -> RequestStream:
         """A new resumable request."""
+        decoder = self._decoder
+        assert decoder is not None, "`open` checks it"
 
         def start(
             inputs: AsyncGenerator[StreamingInput, None], params: SamplingParams
         ) -> AsyncGenerator[RequestOutput, None]:
-            return self._llm.generate(inputs, params, f"session-{next(self._request_ids)}")
+            return decoder.generate(inputs, params, f"session-{next(self._request_ids)}")
 
         return RequestStream(start)
 
@@ -221,9 +249,12 @@ class VLLMEngine:
         self._sessions.pop(session, None)
 
     async def _trim(self) -> None:
-        # vLLM preempts requests that run, but never one that waits for its next turn: without this, idle sessions
-        # could hold every block while a turn waits for one.
-        while sum(self._sessions.values()) > self._num_blocks or len(self._sessions) > self._max_sessions:
+        # vLLM preempts requests that run, but never one that waits for its next turn: without this, idle
+        # sessions could hold every block while a turn waits for one.
+        while (
+            sum(self._sessions.values()) > self._num_blocks
+            or len(self._sessions) > self._options.max_num_seqs
+        ):
             idle = next((one for one in self._sessions if not one.busy), None)
             if idle is None:
                 return
@@ -233,17 +264,34 @@ class VLLMEngine:
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
-    # -- scoring ---------------------------------------------------------------------------------------------------
+    # -- scoring ---------------------------------------------------------------------------------------------
 
-    async def _score(self, batch: Sequence[TokenSequence]) -> list[Scores]:
-        tasks = [
-            score_sequence(self._llm, f"score-{next(self._request_ids)}", sequence, self._settings, self._masks_inside)
-            for sequence in batch
-        ]
-        return await asyncio.gather(*tasks)
+    async def _score(self, batch: Sequence[TokenSequence], hidden: bool) -> list[Scores]:
+        if hidden and self._scorer is None:
+            async with self._scorer_starting:
+                self._scorer = self._scorer or await asyncio.to_thread(self._launch_scorer)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._score_one(sequence, hidden)) for sequence in batch]
+        return [task.result() for task in tasks]
+
+    async def _score_one(self, sequence: TokenSequence, hidden: bool) -> Scores:
+        if len(sequence.response_ids) == 0:
+            return Scores(np.empty(0, np.int32), np.empty(0, np.float32))
+        request_id = f"score-{next(self._request_ids)}"
+        if hidden or self._decoder is None:
+            assert self._scorer is not None, "`_score` started it"
+            scores = await score_by_states(self._scorer, request_id, sequence)
+            return scores if hidden else Scores(scores.greedy, scores.reference_logprob)
+        masked = self._architecture is not None
+        return await score_by_logprobs(self._decoder, request_id, sequence, self._settings, masked)
+
+    def _launch_scorer(self) -> AsyncLLM:
+        if self._architecture is None:
+            raise PairError(f"{self._model} has no routed version, so vLLM cannot give its hidden states")
+        return launch_scorer(self._model, self._settings, self._options, self._architecture)
 
 
-def _check_router(router: Path, slm_fingerprint: str | None) -> None:
-    from citer_ray.router_artifact import load_router
+def _own_handoff_token_id(router: Path) -> int | None:
+    from citer_ray.router_artifact import read_metadata
 
-    load_router(router, slm_fingerprint=slm_fingerprint)
+    return read_metadata(router).handoff_token_id

@@ -1,9 +1,9 @@
-"""The handoff inside vLLM: a logits processor that ends a request's turn where its score is below its threshold.
+"""The handoff inside vLLM: a logits processor that ends a turn where the score is below the threshold.
 
-It reads the score that the routed model wrote into the handoff column (`vllm_score_column.py`). Below the request's
-threshold it leaves the handoff token as the only choice; the engine passes that token as a stop token, so vLLM ends the
-turn there, with no Python between tokens. Everywhere else it masks the column, and the ids that are never written.
-This is the one place beside `policy.hands_off` that makes the comparison.
+It reads the score that the routed model wrote into the handoff column (`vllm_score_column.py`). Below the
+request's threshold it leaves the handoff token as the only choice; the engine passes that token as a stop
+token, so vLLM ends the turn there, with no Python between tokens. Everywhere else it masks the column, and
+the ids that are never written. This is the one place beside `policy.hands_off` that makes the comparison.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HandoffLogitsProcessor(LogitsProcessor):
             )
         if sampling_params.allowed_token_ids is not None:
             raise VLLMValidationError(
-                f"{THRESHOLD_KEY} and allowed_token_ids cannot be combined: the handoff token would not be allowed",
+                f"{THRESHOLD_KEY} and allowed_token_ids cannot be combined: the handoff token is not allowed",
                 parameter="allowed_token_ids",
             )
 

@@ -1,8 +1,8 @@
 """Starting a vLLM engine: its options, checks that need no weights, and the CPU cores that it may use.
 
-`VLLMEngine` calls `check` first, so that a wrong router, vocabulary or architecture costs a second and one line, and
-then `launch`. On a CPU two engines must not share cores (their threads spin against each other): `split_cores` divides
-what this process may use, and `launch` binds one engine to its part.
+`VLLMEngine` calls `check` first, so that a wrong router, vocabulary or architecture costs a second and one
+line, and then `launch`. On a CPU two engines must not share cores (their threads spin against each other):
+`split_cores` divides what this process may use, and `launch` binds one engine to its part.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from citer_ray.engines.vllm_architectures import ARCHITECTURES, routed_name
+from citer_ray.engines.vllm_architectures import ARCHITECTURES, ROUTED, SCORED
 from citer_ray.engines.vllm_settings import CONFIG_KEY, ModelSettings
 from citer_ray.errors import ConfigError, PairError
 
@@ -73,22 +73,31 @@ def split_cores(slm_share: float = 0.5) -> tuple[tuple[int, ...], tuple[int, ...
     Raises:
         ConfigError: this process may use a single core only.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
     if len(cores) < 2:
-        raise ConfigError("two vLLM engines on a CPU need two cores or more; run them on machines of their own")
+        raise ConfigError(
+            "two vLLM engines on a CPU need two cores or more; run them on machines of their own"
+        )
     count = min(max(round(len(cores) * slm_share), 1), len(cores) - 1)
     return tuple(cores[:count]), tuple(cores[count:])
 
 
-def check(model: str, settings: ModelSettings, options: VLLMOptions) -> str | None:
-    """Everything that can be wrong before weights are read.
+def check(
+    model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerprint: str | None
+) -> str | None:
+    """Everything that can be wrong before the model's weights are read.
 
     Returns:
-        The routed class's name, or None where a stock class will do.
+        The model's architecture if it has a routed version; None where a stock class has to do.
 
     Raises:
         ConfigError: vLLM or its plugin is missing, or an option does not fit the model.
-        PairError: the vocabulary, the handoff id or the architecture does not fit.
+        PairError: the vocabulary, the handoff id, the architecture or the router does not fit.
+        DataError: the router's artifact is damaged.
     """
     _check_installed()
     from transformers import AutoConfig
@@ -99,20 +108,26 @@ def check(model: str, settings: ModelSettings, options: VLLMOptions) -> str | No
         )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"cannot read the config of model {model!r}: {reason}; give a model folder or hub name") from error
+        raise ConfigError(
+            f"cannot read the config of model {model!r}: {reason}; give a model folder or hub name"
+        ) from error
     text = config.get_text_config(decoder=True)
     _check_vocabulary(model, settings, int(text.vocab_size))
     limit = getattr(text, "max_position_embeddings", None)
     if options.max_model_len is not None and limit is not None and options.max_model_len > limit:
         raise ConfigError(f"max_model_len is {options.max_model_len}, but {model} takes {limit}; lower it")
+    if settings.router is not None:
+        from citer_ray.router_artifact import load_router
+
+        load_router(settings.router, slm_fingerprint=slm_fingerprint, hidden_size=int(text.hidden_size))
     architecture = (config.architectures or ["none"])[0]
     if architecture in ARCHITECTURES:
-        return routed_name(architecture)
+        return architecture
     if settings.router is not None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise PairError(
-            f"{architecture} has no routed version, so {model} cannot be the SLM in vLLM; take one of {known}, or add a "
-            "line to citer_ray/engines/vllm_architectures.py"
+            f"{architecture} has no routed version, so {model} cannot be the SLM in vLLM; take one of {known}, "
+            "or add a line to citer_ray/engines/vllm_architectures.py"
         )
     return None
 
@@ -122,7 +137,9 @@ def _check_installed() -> None:
         raise ConfigError("vLLM is not installed; pip install 'citer-ray[gpu]' or 'citer-ray[cpu]'")
     plugins = entry_points(group="vllm.general_plugins")
     if not any(plugin.value == "citer_ray.engines.vllm_plugin:register" for plugin in plugins):
-        raise ConfigError("vLLM cannot find citer_ray's plugin: install the package (pip install -e .), do not only run it")
+        raise ConfigError(
+            "vLLM cannot find citer_ray's plugin: install the package (pip install -e .), do not only run it"
+        )
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "citer_ray" not in allowed.split(","):
         raise ConfigError("VLLM_PLUGINS leaves out citer_ray; add it, or unset the variable")
@@ -131,32 +148,44 @@ def _check_installed() -> None:
 def _check_vocabulary(model: str, settings: ModelSettings, num_rows: int) -> None:
     if not 1 <= settings.shared_vocab_size <= num_rows:
         raise PairError(
-            f"shared_vocab_size is {settings.shared_vocab_size}, but {model} has {num_rows} ids; take the smaller "
-            "vocabulary of the pair"
+            f"shared_vocab_size is {settings.shared_vocab_size}, but {model} has {num_rows} ids; take the "
+            "smaller vocabulary of the pair"
         )
     handoff = settings.handoff_token_id
     if settings.router is not None and handoff is None:
-        raise PairError("a router needs a handoff token id; set pair.handoff_token to an unused id of the vocabulary")
+        raise PairError(
+            "a router needs a handoff token id; set pair.handoff_token to an unused id of the vocabulary"
+        )
     if handoff is not None and not 0 <= handoff < num_rows:
         raise PairError(f"the handoff token id {handoff} is not in 0..{num_rows - 1}, the ids of {model}")
 
 
-def launch(model: str, settings: ModelSettings, options: VLLMOptions, routed: str | None, stats: Any) -> AsyncLLM:
-    """Start vLLM's processes and load the weights; blocks until it is ready.
+def launch_decoder(
+    model: str, settings: ModelSettings, options: VLLMOptions, architecture: str | None, stats: Any
+) -> AsyncLLM:
+    """Start vLLM's processes for decoding and load the weights; blocks until it is ready.
 
     Args:
         model: folder or hub name.
         settings: constants that the plugged-in code reads.
         options: see `VLLMOptions`.
-        routed: what `check` returned.
+        architecture: what `check` returned.
         stats: a vLLM stat logger factory.
     """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+    arguments = _arguments(model, settings, options, None if architecture is None else ROUTED + architecture)
+    return _launch(arguments | {"logits_processors": _PROCESSORS} | dict(options.extra), options, [stats])
 
+
+def launch_scorer(model: str, settings: ModelSettings, options: VLLMOptions, architecture: str) -> AsyncLLM:
+    """Start vLLM's processes for `vllm_scored.py`; otherwise as `launch_decoder`."""
+    arguments = _arguments(model, settings, options, SCORED + architecture)
+    return _launch(arguments | {"runner": "pooling"} | dict(options.extra), options, [])
+
+
+def _arguments(model: str, settings: ModelSettings, options: VLLMOptions, name: str | None) -> dict[str, Any]:
     overrides: dict[str, Any] = {CONFIG_KEY: settings.to_config()}
-    if routed is not None:
-        overrides["architectures"] = [routed]
+    if name is not None:
+        overrides["architectures"] = [name]
     arguments: dict[str, Any] = {
         "model": model,
         "revision": options.revision,
@@ -164,7 +193,6 @@ def launch(model: str, settings: ModelSettings, options: VLLMOptions, routed: st
         "skip_tokenizer_init": True,  # engines speak token ids only
         "generation_config": "vllm",  # no sampling defaults from the checkpoint
         "hf_overrides": overrides,
-        "logits_processors": _PROCESSORS,
         "dtype": options.dtype,
         "max_num_seqs": options.max_num_seqs,
         "tensor_parallel_size": options.tensor_parallel_size,
@@ -175,13 +203,22 @@ def launch(model: str, settings: ModelSettings, options: VLLMOptions, routed: st
     }
     if options.kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
-    arguments = {name: value for name, value in arguments.items() if value is not None} | dict(options.extra)
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
+def _launch(arguments: dict[str, Any], options: VLLMOptions, stats: list[Any]) -> AsyncLLM:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
     with _environment(options):
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[stats])
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=stats)
         except (RuntimeError, ValueError, TypeError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise ConfigError(f"vLLM could not start {model!r}: {reason}; its log above has the cause") from error
+            model = arguments["model"]
+            raise ConfigError(
+                f"vLLM could not start {model!r}: {reason}; its log above has the cause"
+            ) from error
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """An event loop in a thread of its own, where a vLLM client lives.
 
-vLLM binds its sockets and tasks to the loop that first uses it. Callers come from many loops (`asyncio.run` once per
-chunk of labels, a serving replica's loop), and a caller's busy loop must not hold back the engine's outputs.
+vLLM binds its sockets and tasks to the loop that first uses it. Callers come from many loops (`asyncio.run`
+once per chunk of labels, a serving replica's loop), and a caller's busy loop must not hold back the engine's
+outputs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The router inside the SLM: a mixin that turns a stock vLLM decoder class into its routed version.
 
-vLLM builds the class in its workers (`vllm_plugin.py` registers the name, `hf_overrides` selects it). `compute_logits`
-gets exactly the hidden states that the sampler's logits come from, so `p_slm` costs one small MLP per decoded position
-and no extra pass. Under tensor parallelism hidden states are replicated and logits gathered: every rank runs the same
-router on the same rows. Under pipeline parallelism only the last rank computes logits.
+vLLM builds the class in its workers (`vllm_plugin.py` registers the name, `hf_overrides` selects it).
+`compute_logits` gets exactly the hidden states that the sampler's logits come from, so `p_slm` costs one
+small MLP per decoded position and no extra pass. Under tensor parallelism hidden states are replicated and
+logits gathered: every rank runs the same router on the same rows. Under pipeline parallelism only the last
+rank computes logits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from citer_ray.engines.vllm_architectures import ARCHITECTURES, stock_name
+from citer_ray.engines.vllm_architectures import ARCHITECTURES, ROUTED, stock_name
 from citer_ray.engines.vllm_score_column import encode_scores
 from citer_ray.engines.vllm_settings import ModelSettings, unwritable_ids
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RouterHead:
-    """The router and what else changes the logits; a plain object, so that vLLM's weight handling passes it by.
+    """The router and the masks; a plain object, so that vLLM's weight handling passes it by.
 
     Args:
         settings: of the engine.
@@ -34,10 +35,9 @@ class RouterHead:
         self._settings = settings
         self._masked = list(unwritable_ids(settings))
         self._router: Router | None = None
+        self._device = torch.device("cpu")
         if settings.router is not None:
-            from citer_ray.router_artifact import load_router
-
-            self._router = load_router(settings.router)[0].eval()
+            self._router = _load_router(settings.router)
 
     def logits(self, hidden_BH: torch.Tensor, logits_BV: torch.Tensor) -> torch.Tensor:
         """float32 [B, V]; unwritable ids at -inf, and the encoded score in the handoff column."""
@@ -48,8 +48,9 @@ class RouterHead:
         if self._router is not None:
             # The router stays float32 whatever the model's dtype: thresholds are compared at full precision.
             self._router.to(device=hidden_BH.device, dtype=torch.float32)
-            logits_BV[:, self._settings.handoff_token_id] = encode_scores(self._router.p_slm(hidden_BH.float()))
-        return logits_BV
+
+
+XX
 
 
 class RoutedMixin:
@@ -59,18 +60,20 @@ class RoutedMixin:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         settings = ModelSettings.from_config(vllm_config.model_config.hf_config)
         if settings is None:
-            raise ValueError(f"{type(self).__name__} is built by citer_ray's VLLMEngine; it cannot be loaded alone")
+            raise ValueError(
+                f"{type(self).__name__} is built by citer_ray's VLLMEngine; it cannot be loaded alone"
+            )
         self._router_head = RouterHead(settings)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits of [B, H] hidden states with the handoff column filled; None where this rank gathers none."""
+        """Logits of [B, H] hidden states with the handoff column filled; None if this rank has none."""
         logits_BV = super().compute_logits(hidden_states)  # type: ignore[misc]
         return None if logits_BV is None else self._router_head.logits(hidden_states, logits_BV)
 
 
 def __getattr__(name: str) -> Any:
     """Make `CiterRouted<Architecture>` on first use, so that only one of vLLM's model files is imported."""
-    stock = stock_name(name)
+    stock = stock_name(name, ROUTED)
     if stock is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"vllm.model_executor.models.{ARCHITECTURES[stock]}")

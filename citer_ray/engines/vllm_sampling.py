@@ -1,9 +1,9 @@
 """Sampling inside vLLM as a function of (seed, position), the same draw as every other engine's.
 
-vLLM's own seed starts one random stream per request, so what a token draws depends on how many were drawn before it in
-this request: a session that is rebuilt elsewhere would go on differently. This processor draws with
-`engines/sampling.py` instead and leaves the drawn token as the only choice; the engine sends such requests as greedy.
-It works row by row on the host: fine for rollouts and tests; greedy requests pay nothing.
+vLLM's own seed starts one random stream per request, so what a token draws depends on how many were drawn
+before it in this request: a session that is rebuilt elsewhere would go on differently. This processor draws
+with `engines/sampling.py` instead and leaves the drawn token as the only choice; the engine sends such
+requests as greedy. It works row by row on the host: fine for rollouts and tests; greedy requests pay nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
-_RowState = tuple[Sampling, int, list[int]]  # how, position of the turn's first token, the turn's tokens so far
+_RowState = tuple[
+    Sampling, int, list[int]
+]  # how, position of the turn's first token, the turn's tokens so far
 
 
 class SeededSamplingProcessor(LogitsProcessor):

@@ -1,13 +1,14 @@
-"""How a score travels from the routed model to the logits processor and to the caller: in one column of the logits.
+"""How a score travels from the routed model to the logits processor and the caller: a column of the logits.
 
-The routed model (`vllm_routed.py`) writes the score of a position into the column of the handoff token; the logits
-processor (`vllm_handoff.py`) reads it before sampling, and the session (`vllm_session.py`) reads it from the raw
-log-probabilities that vLLM returns for `SamplingParams.logprob_token_ids`.
+The routed model (`vllm_routed.py`) writes the score of a position into the column of the handoff token; the
+logits processor (`vllm_handoff.py`) reads it before sampling, and the session (`vllm_session.py`) reads it
+from the raw log-probabilities that vLLM returns for `SamplingParams.logprob_token_ids`.
 
-The encoding is `-score * 2**120`. Multiplying by a power of two keeps all 24 bits of a float32, and subtracting a
-log-sum-exp (a few hundred at most) from a number of that size changes nothing, so log-softmax hands it through bit for
-bit. The column's own probability is exp(-2**40 or less) = 0: the log-probabilities of all other tokens are exactly those
-of the model, and the handoff token cannot be sampled unless the processor forces it.
+The encoding is `-score * 2**120`. Multiplying by a power of two keeps all 24 bits of a float32, and
+subtracting a log-sum-exp (a few hundred at most) from a number of that size changes nothing, so log-softmax
+hands it through bit for bit. The column's own probability is exp(-2**40 or less) = 0: the log-probabilities
+of all other tokens are exactly those of the model, and the handoff token cannot be sampled unless the
+processor forces it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Teacher-forced scores from vLLM: one prefill a sequence, read back as prompt log-probabilities."""
+"""Teacher-forced scores from vLLM: one prefill a sequence.
+
+Without hidden states they are prompt log-probabilities of the decoding engine, which any vLLM model gives.
+With hidden states they come from the pooling engine (`vllm_scored.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from citer_ray.engine import Scores, TokenSequence
-from citer_ray.engines.vllm_settings import ModelSettings
+from citer_ray.engines.vllm_settings import PROMPT_LENGTH_KEY, ModelSettings
 
 if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
@@ -17,15 +21,15 @@ if TYPE_CHECKING:
 _SPARE_CANDIDATES = 4  # a stock class does not mask: look past this many ids that are never written
 
 
-async def score_sequence(
+async def score_by_logprobs(
     llm: AsyncLLM, request_id: str, sequence: TokenSequence, settings: ModelSettings, masked: bool
 ) -> Scores:
-    """Score one sequence.
+    """Greedy tokens and log-probabilities of one sequence.
 
     Args:
-        llm: the vLLM client.
+        llm: a decoding engine's client.
         request_id: unused so far.
-        sequence: prompt and response.
+        sequence: prompt and response; the response is not empty.
         settings: which ids are never written.
         masked: the model class masks them itself.
     """
@@ -33,8 +37,6 @@ async def score_sequence(
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
 
-    if len(sequence.response_ids) == 0:
-        return Scores(np.empty(0, np.int32), np.empty(0, np.float32))
     params = SamplingParams(
         temperature=0.0,
         max_tokens=1,
@@ -51,8 +53,32 @@ async def score_sequence(
     return _scores(flat, len(sequence.prompt_ids), sequence.response_ids, settings)
 
 
+async def score_by_states(llm: AsyncLLM, request_id: str, sequence: TokenSequence) -> Scores:
+    """As `score_by_logprobs`, with hidden states; `llm` is a pooling engine's client."""
+    from vllm import PoolingParams
+    from vllm.inputs import tokens_input
+
+    params = PoolingParams(
+        task="token_embed", use_activation=False, extra_kwargs={PROMPT_LENGTH_KEY: len(sequence.prompt_ids)}
+    )
+    prompt = tokens_input([*sequence.prompt_ids, *sequence.response_ids])
+    values: np.ndarray[tuple[int, int], np.dtype[np.float32]] | None = None
+    async for output in llm.encode(prompt, params, request_id):
+        values = output.outputs.data.numpy()
+    assert values is not None, "the pooling engine answers every request"
+    if len(values) != len(sequence.response_ids):
+        raise RuntimeError(
+            f"sent {len(sequence.response_ids)} response tokens, got the states of {len(values)}"
+        )
+    return Scores(
+        greedy=values[:, -2].astype(np.int32),
+        reference_logprob=values[:, -1].copy(),
+        hidden=np.ascontiguousarray(values[:, :-2]),
+    )
+
+
 def _scores(flat: FlatLogprobs, start: int, response_ids: Sequence[int], settings: ModelSettings) -> Scores:
-    """Positions `start` and up of vLLM's lists; each holds the response's own token first, then the candidates."""
+    """Positions `start` and up of vLLM's lists: the response's own token first, then the candidates."""
     never = set(settings.masked_ids)
     greedy = np.empty(len(response_ids), np.int32)
     logprobs = np.empty(len(response_ids), np.float32)

@@ -1,9 +1,10 @@
 """One response on a `VLLMEngine`: a resumable vLLM request whose KV cache lives from turn to turn.
 
-vLLM calls it streaming input: a request whose prompt comes in pieces. Each turn sends a piece and reads until the
-engine stops. vLLM then forgets the last token that it sampled, which has no KV entry yet (the handoff token, after a
-handoff); `held` keeps the same books. The session also keeps the ids themselves: when the engine needs its memory it
-drops an idle session's request, and the next turn begins a new one with everything.
+vLLM calls it streaming input: a request whose prompt comes in pieces. Each turn sends a piece and reads until
+the engine stops. vLLM then forgets the last token that it sampled, which has no KV entry yet (the handoff
+token, after a handoff); `held` keeps the same books. The session also keeps the ids themselves: when the
+engine needs its memory it drops an idle session's request, and the next turn begins a new one with
+everything.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class TurnRecord:
     """What vLLM sent in one turn."""
 
     token_ids: list[int] = field(default_factory=list)
-    columns: list[dict[int, float]] = field(default_factory=list)  # logprobs by id, the sampled token's among them
+    columns: list[dict[int, float]] = field(
+        default_factory=list
+    )  # logprobs by id, the sampled token's among them
     stop_reason: str = ""
     stop_token: int | str | None = None
 
@@ -109,7 +112,9 @@ class TurnRecord:
         elif self.stop_reason == "stop":
             finish = Finish.HANDOFF if self.stop_token == handoff else Finish.EOS
         else:
-            raise RetryableError(f"vLLM gave the request up ({self.stop_reason}); send the whole context again")
+            raise RetryableError(
+                f"vLLM gave the request up ({self.stop_reason}); send the whole context again"
+            )
         scores = []
         if scored:
             assert handoff is not None
@@ -148,28 +153,41 @@ class VLLMSession:
         busy: a turn is in progress.
     """
 
-    def __init__(self, host: SessionHost, prompt_ids: Sequence[int], sampling: Sampling, threshold: float | None) -> None:
+    def __init__(
+        self, host: SessionHost, prompt_ids: Sequence[int], sampling: Sampling, threshold: float | None
+    ) -> None:
         self._host = host
         self.sampling, self.threshold = sampling, threshold
         self._ids = list(prompt_ids)
         self._num_sent = 0  # leading ids that the request has been given and keeps
+        self._prompt_pending = True
         self.stream: RequestStream | None = None
         self.busy = False
+        self._lost = (
+            False  # a turn failed: nothing is held, whatever the engine's loop still does with that turn
+        )
         self._closed = False
         self._lock = asyncio.Lock()  # a cancelled turn ends a moment after its caller knows
 
     @property
     def num_tokens(self) -> int:
-        return len(self._ids)
+        return 0 if self._lost else len(self._ids)
 
     async def turn(self, new_ids: Sequence[int], max_tokens: int) -> Turn:
         if self._closed:
             raise ValueError("the session is closed; open a new one")
-        total = len(self._ids) + len(new_ids)
+        total = self.num_tokens + len(new_ids)
         self._host.check_turn(total, max_tokens)
-        if total == self._num_sent:
-            raise ValueError("nothing to compute: send the ids that the session does not hold (ids[num_tokens:])")
-        return await self._host.loop.call(self._turn(list(new_ids), max_tokens))
+        if not new_ids and (self._lost or not self._prompt_pending):
+            raise ValueError(
+                "nothing to compute: send the ids that the session does not hold (ids[num_tokens:])"
+            )
+        restart, self._lost = self._lost, False
+        try:
+            return await self._host.loop.call(self._turn(list(new_ids), max_tokens, restart))
+        except BaseException:
+            self._lost = True
+            raise
 
     async def close(self) -> None:
         if not self._closed:
@@ -177,20 +195,22 @@ class VLLMSession:
             await self._host.loop.call(self._close())
 
     async def drop(self) -> None:
-        """Give the KV cache back and keep the ids; the next turn computes them again. In the engine's loop."""
+        """Give the KV cache back, keep the ids; the next turn computes them again. In the engine's loop."""
         stream, self.stream = self.stream, None
         self._num_sent = 0
         if stream is not None:
             await stream.close()
 
-    async def _turn(self, new_ids: list[int], max_tokens: int) -> Turn:
+    async def _turn(self, new_ids: list[int], max_tokens: int, restart: bool) -> Turn:
         async with self._lock:
             self.busy = True
             try:
+                if restart:
+                    self._ids = []
+                    await self.drop()
                 return await self._locked_turn(new_ids, max_tokens)
             except BaseException:
-                self._ids = []  # what the engine holds is not known any more
-                await self.drop()
+                await self.drop()  # what the request holds is not known any more
                 raise
             finally:
                 self.busy = False
@@ -207,6 +227,7 @@ class VLLMSession:
         kept = turn.token_ids if turn.finish is Finish.HANDOFF else turn.token_ids[:-1]
         self._ids = [*context, *kept]
         self._num_sent = len(self._ids)
+        self._prompt_pending = False
         return turn
 
     async def _close(self) -> None:

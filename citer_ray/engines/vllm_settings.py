@@ -1,7 +1,8 @@
-"""What a `VLLMEngine` tells the code that it plugs into vLLM's worker processes, and the names it uses for that.
+"""What a `VLLMEngine` tells the code that it plugs into vLLM's processes, and the names it uses for that.
 
-`ModelSettings` travels inside the model's config (`hf_overrides`), which vLLM sends to every process; the routed model
-and the logits processors read it there. Per-request values travel in `SamplingParams.extra_args`.
+`ModelSettings` travels inside the model's config (`hf_overrides`), which vLLM sends to every process; the
+routed model and the logits processors read it there. Per-request values travel in
+`SamplingParams.extra_args`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 CONFIG_KEY = "citer_ray"  # attribute of the model's config
 THRESHOLD_KEY = "citer_threshold"  # extra_args: hand off below this score
 SAMPLING_KEY = "citer_sampling"  # extra_args: `SeededSampling` as a dict
+PROMPT_LENGTH_KEY = "citer_prompt_length"  # extra_kwargs of a pooling request: where the response begins
 
 
 @dataclass(frozen=True, slots=True)
