@@ -51,9 +51,7 @@ def test_special_ids_come_from_their_literals_alone(tokenizer: PreTrainedTokeniz
 
 
 @given(before=st.text(max_size=5), after=st.text(max_size=5))
-def test_the_handoff_literal_is_one_reserved_token(
-    tokenizer: PreTrainedTokenizerFast, before: str, after: str
-) -> None:
+def test_the_handoff_literal_is_one_reserved_token(tokenizer: PreTrainedTokenizerFast, before: str, after: str) -> None:
     ids = ids_of(tokenizer, before + HANDOFF + after)
     assert ids.count(HANDOFF_ID) == 1
     assert tokenizer.decode(ids) == before + HANDOFF + after
@@ -97,8 +95,9 @@ def test_chat_of_one_user_message_is_the_plain_prompt(tokenizer: PreTrainedToken
     problem = generate(1, seed=23)[0]
     chat = [{"role": "user", "content": problem.question}]
     for flag in (True, False):
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=flag, return_dict=True)["input_ids"]
-        assert ids == tokenizer(prompt_of(problem))["input_ids"]
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=flag, tokenize=False)
+        assert isinstance(text, str)
+        assert ids_of(tokenizer, text) == tokenizer(prompt_of(problem))["input_ids"]
 
 
 def test_chat_with_an_answer_is_the_training_sequence(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -107,9 +106,10 @@ def test_chat_with_an_answer_is_the_training_sequence(tokenizer: PreTrainedToken
         {"role": "user", "content": problem.question},
         {"role": "assistant", "content": problem.solution},
     ]
-    ids = tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    assert isinstance(text, str)
     prompt = tokenizer(prompt_of(problem))["input_ids"]
-    assert ids == [*prompt, *ids_of(tokenizer, problem.solution), EOS_ID]
+    assert ids_of(tokenizer, text) == [*prompt, *ids_of(tokenizer, problem.solution), EOS_ID]
 
 
 def test_saved_tokenizer_loads_the_same(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

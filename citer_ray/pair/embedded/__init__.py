@@ -24,7 +24,5 @@ def embedded_weights(role: Literal["slm", "llm"]) -> Path:
         raise PairError(f"unknown role {role!r} of the embedded pair: use slm or llm")
     folder = WEIGHTS / role
     if not (folder / "model.safetensors").is_file():
-        raise PairError(
-            f"no embedded weights in {folder}: install citer_ray again, or run `citer pair build`"
-        )
+        raise PairError(f"no embedded weights in {folder}: install citer_ray again, or run `citer pair build`")
     return folder

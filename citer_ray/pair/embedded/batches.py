@@ -42,9 +42,7 @@ def encode_problems(problems: list[Problem], tokenizer: PreTrainedTokenizerFast)
     ids_NT = np.full((len(rows), max(map(len, rows))), PAD_ID, dtype=np.int64)
     for i, row in enumerate(rows):
         ids_NT[i, : len(row)] = row
-    return EncodedProblems(
-        ids_NT, np.array([len(prompt) for prompt in prompts]), np.array([len(row) for row in rows])
-    )
+    return EncodedProblems(ids_NT, np.array([len(prompt) for prompt in prompts]), np.array([len(row) for row in rows]))
 
 
 def row_batches(data: EncodedProblems, batch_size: int, rng: np.random.Generator) -> Iterator[IntArray]:

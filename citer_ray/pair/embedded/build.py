@@ -12,8 +12,8 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,7 @@ def build_pair(
         raise ConfigError(f"{output_dir} is not empty: give a new folder, or remove it first")
     output_dir.mkdir(parents=True, exist_ok=True)
     recipe.save(output_dir / "recipe.json")
-    tokenizer = build_tokenizer(
-        split("train", recipe.tokenizer_examples, recipe.families), recipe.context_length
-    )
+    tokenizer = build_tokenizer(split("train", recipe.tokenizer_examples, recipe.families), recipe.context_length)
     for role in ROLES:
         tokenizer.save_pretrained(output_dir / role)
     seconds = _train_both(output_dir, recipe, console or Console(stderr=True))
@@ -87,9 +85,7 @@ def hardware() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return (
-        f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} logical CPUs"
-    )
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} logical CPUs"
 
 
 def _train_both(output_dir: Path, recipe: PairRecipe, console: Console) -> dict[str, float]:
@@ -100,37 +96,28 @@ def _train_both(output_dir: Path, recipe: PairRecipe, console: Console) -> dict[
         TextColumn("{task.fields[status]}"),
         TimeRemainingColumn(),
     )
-    seconds: dict[str, float] = {}
     processes = {role: _start(role, output_dir) for role in ROLES}
-    try:
-        with Progress(*columns, console=console) as bars:
-            threads = []
+    with Progress(*columns, console=console) as bars, ThreadPoolExecutor(len(ROLES)) as threads:
+        try:
+            runs = {}
             for role, process in processes.items():
                 task = bars.add_task(role, total=getattr(recipe, role).steps, status="starting")
-                threads.append(
-                    threading.Thread(target=_follow, args=(role, process, bars, task, seconds), daemon=True)
-                )
-                threads[-1].start()
-            for thread in threads:
-                thread.join()
-    finally:
-        for process in processes.values():
-            if process.poll() is None:
+                runs[role] = threads.submit(_follow, role, process, bars, task, output_dir / f"{role}.stderr")
+            wait(runs.values(), return_when=FIRST_EXCEPTION)
+        finally:  # an error or Ctrl-C here; a process that ended is not touched
+            for process in processes.values():
                 process.terminate()
-            process.wait()
-    for role, process in processes.items():
-        if process.returncode != 0:
-            tail = (output_dir / f"{role}.stderr").read_text()[-2000:]
-            raise CiterError(f"training the {role} failed with exit status {process.returncode}:\n{tail}")
-        (output_dir / f"{role}.stderr").unlink()
-    return seconds
+    failed = [error for run in runs.values() if (error := run.exception()) is not None]
+    if failed:
+        raise failed[0]
+    return {role: run.result() for role, run in runs.items()}
 
 
 def _start(role: str, output_dir: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "citer_ray.pair.embedded.training"]
     command += [str(output_dir / "recipe.json"), role, str(output_dir / role)]
     with (output_dir / f"{role}.stderr").open("w") as errors:
-        return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+        return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -139,14 +126,14 @@ def _start(role: str, output_dir: Path) -> subprocess.Popen[str]:
         )
 
 
-def _follow(
-    role: str, process: subprocess.Popen[str], bars: Progress, task: TaskID, seconds: dict[str, float]
-) -> None:
-    """Turns a training process's JSON lines into its progress bar, until its standard output ends."""
+def _follow(role: str, process: subprocess.Popen[str], bars: Progress, task: TaskID, errors: Path) -> float:
+    """Turns a training process's JSON lines into its progress bar until it ends; returns its seconds."""
     started = time.monotonic()
-    assert process.stdout is not None  # noqa: S101 (a pipe was asked for)
+    assert process.stdout is not None  # a pipe was asked for
     for line in process.stdout:
         values = json.loads(line)
-        status = _STATUS.format(**values)
-        bars.update(task, completed=values["step"], status=status)
-    seconds[role] = round(time.monotonic() - started, 1)
+        bars.update(task, completed=values["step"], status=_STATUS.format(**values))
+    if status := process.wait():
+        raise CiterError(f"training the {role} failed with exit status {status}:\n{errors.read_text()[-2000:]}")
+    errors.unlink()
+    return round(time.monotonic() - started, 1)

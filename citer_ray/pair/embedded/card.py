@@ -19,8 +19,8 @@ Seeded, generated word problems (`citer_ray/pair/embedded/problems.py`) of the f
 three steps with numbers from 1 to 99, a distractor in some, written-out steps and a final `\\boxed{{N}}`. The
 wording of a solution varies freely (five paraphrases a sentence), and the free first word of a decision
 sentence also settles the answer. Training: {examples} problems of the split `train`; measured on {problems}
-problems of the split `test`. The hash of a question decides its split, so that no question is in two. The loss covers the
-solution and EOS only; drills (bare sums and decisions) fill a falling share of each batch's rows.
+problems of the split `test`. The hash of a question decides its split, so that no question is in two. The loss
+covers the solution and EOS only; drills (bare sums and decisions) fill a falling share of each batch's rows.
 
 ## Models and recipe
 

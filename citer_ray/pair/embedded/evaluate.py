@@ -86,9 +86,7 @@ def accuracies(
     families = sorted({problem.family for problem in problems})
     result = {"all": Accuracy.of(right)}
     for family in families:
-        result[family] = Accuracy.of(
-            [ok for ok, p in zip(right, problems, strict=True) if p.family == family]
-        )
+        result[family] = Accuracy.of([ok for ok, p in zip(right, problems, strict=True) if p.family == family])
     return result
 
 
@@ -109,9 +107,7 @@ def case_shares(
         start_B1, end_B1 = (torch.from_numpy(bound[rows, None]) for bound in (data.start_N, data.end_N))
         reference_BT = (position_T >= start_B1) & (position_T < end_B1)
         wanted_N = ids_BT[:, 1:][reference_BT]
-        slm_N, llm_N = (
-            (model(ids_BT[:, :-1]).logits.argmax(-1)[reference_BT] == wanted_N) for model in (slm, llm)
-        )
+        slm_N, llm_N = ((model(ids_BT[:, :-1]).logits.argmax(-1)[reference_BT] == wanted_N) for model in (slm, llm))
         counts["slm_correct"] += int(slm_N.sum())
         counts["llm_correct"] += int((~slm_N & llm_N).sum())
         counts["both_wrong"] += int((~slm_N & ~llm_N).sum())
@@ -121,13 +117,9 @@ def case_shares(
 
 def load_checkpoint(folder: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Loads one model in float32 with its tokenizer, without network."""
-    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True
-    )
-    model.eval()  # type: ignore[no-untyped-call]
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
-        folder, local_files_only=True
-    )
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    model.eval()
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return model, tokenizer
 
 

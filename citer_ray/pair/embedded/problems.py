@@ -66,9 +66,7 @@ def prompt_of(problem: Problem) -> str:
     return problem.question + "\n"
 
 
-def generate(
-    count: int, seed: int, families: Sequence[str] = FAMILIES, exclude: Iterable[str] = ()
-) -> list[Problem]:
+def generate(count: int, seed: int, families: Sequence[str] = FAMILIES, exclude: Iterable[str] = ()) -> list[Problem]:
     """Draws ``count`` problems with different questions.
 
     Args:
@@ -107,7 +105,7 @@ def _draw(
         raise ConfigError(f"unknown families {unknown}: use some of {', '.join(FAMILIES)}")
     if count < 0:
         raise ConfigError(f"count is {count}: it must not be negative")
-    rng = random.Random(seed)  # noqa: S311 (data, no secrets)
+    rng = random.Random(seed)  # data, no secrets
     problems: list[Problem] = []
     while len(problems) < count:
         scene, operations, question = _draw_question(FAMILY_TABLE[rng.choice(families)], rng)
@@ -120,7 +118,7 @@ def _draw(
 
 def _problem(index: int, scene: Scene, operations: list[Operation], question: str) -> Problem:
     checksum = zlib.crc32(question.encode())
-    wording_rng = random.Random(checksum)  # noqa: S311 (one question has one reference, in every split and seed)
+    wording_rng = random.Random(checksum)  # one question has one reference, in every split and seed
     return Problem(
         id=f"{scene.family.name}-{index:06d}-{checksum:08x}",
         family=scene.family.name,
@@ -168,9 +166,7 @@ def _draw_scene(family: Family, rng: random.Random) -> Scene:
     return Scene(family, name, pronoun, friend, unit, rng.randint(5, 79))
 
 
-def _draw_operation(
-    family: Family, quantity: int, words: dict[str, str], rng: random.Random
-) -> tuple[Operation, str]:
+def _draw_operation(family: Family, quantity: int, words: dict[str, str], rng: random.Random) -> tuple[Operation, str]:
     kind = _draw_kind(quantity, rng)
     if kind == "?":
         low, high = max(2, quantity - DECISION_REACH), min(LARGEST, quantity + DECISION_REACH)

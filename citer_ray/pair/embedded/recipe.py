@@ -11,17 +11,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from citer_ray.errors import ConfigError
 from citer_ray.pair.embedded.families import FAMILIES
+
+SMALLEST_HEAD = 32  # vLLM's CPU attention refuses 16
 
 
 @dataclass(frozen=True)
 class ModelRecipe:
     """One model's shape and training.
 
-    Head size ``hidden_size / heads`` is at least 32: vLLM's CPU attention refuses 16. Muon trains the layers'
-    matrices, AdamW the embedding and the norms; both warm up linearly, then fall linearly to 0.
-    ``drill_start`` -> ``drill_end`` is the share of a batch's rows that hold bare sums instead of problems,
-    falling over the training.
+    Muon trains the layers' matrices, AdamW the embedding and the norms; both warm up linearly, then fall linearly to
+    0. ``drill_start`` -> ``drill_end`` is the share of a batch's rows that hold drills instead of problems, falling
+    over the training. ``decision_weight`` scales the extra loss on decision words.
     """
 
     hidden_size: int
@@ -42,6 +44,19 @@ class ModelRecipe:
     drill_start: float = 0.5
     drill_end: float = 0.1
     decision_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses shapes that no engine of the project could serve.
+
+        Raises:
+            ConfigError: The heads do not divide the hidden size, or are smaller than ``SMALLEST_HEAD``.
+        """
+        size, rest = divmod(self.hidden_size, self.heads)
+        if rest or size < SMALLEST_HEAD:
+            raise ConfigError(
+                f"hidden_size {self.hidden_size} with {self.heads} heads: "
+                f"give heads of {SMALLEST_HEAD} or more that divide it"
+            )
 
 
 @dataclass(frozen=True)

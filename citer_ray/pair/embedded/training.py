@@ -33,7 +33,7 @@ Role = Literal["slm", "llm"]
 
 @dataclass(frozen=True)
 class Progress:
-    """Means over the last steps: the loss, and the shares of right greedy tokens and decisions."""
+    """Means over the last steps: the loss, and the shares of right greedy tokens and decisions in problems."""
 
     step: int
     loss: float
@@ -60,7 +60,7 @@ def new_model(recipe: PairRecipe, role: Role) -> LlamaForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        return LlamaForCausalLM(config)
 
 
 def train_model(
@@ -76,7 +76,7 @@ def train_model(
     batches = _batches(data, shape, Drills(tokenizer, rng), rng)
     recent: list[tuple[float, float, float]] = []
     for step in range(shape.steps):
-        ids_BT, learn_BT = next(batches)
+        ids_BT, learn_BT, drill_rows = next(batches)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * _schedule(step, shape)
@@ -84,18 +84,20 @@ def train_model(
         logits_NV = model.lm_head(hidden_BTH[learn_BT[:, 1:]])
         wanted_N = ids_BT[:, 1:][learn_BT[:, 1:]]
         loss = F.cross_entropy(logits_NV, wanted_N)
-        decision_loss, decision_accuracy = sides.loss(logits_NV, wanted_N)
+        decision_loss = sides.loss(logits_NV, wanted_N)
         model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss + shape.decision_weight * decision_loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), shape.clip_norm)
         for optimizer in optimizers:
             optimizer.step()
-        right = (logits_NV.argmax(-1) == wanted_N).float().mean()
-        recent.append((loss.item(), right.item(), decision_accuracy))
+        in_problem_N = learn_BT[:, 1:].nonzero()[:, 0] >= drill_rows
+        logits_MV, wanted_M = logits_NV.detach()[in_problem_N], wanted_N[in_problem_N]
+        right = (logits_MV.argmax(-1) == wanted_M).float().mean().item()
+        recent.append((loss.item(), right, sides.accuracy(logits_MV, wanted_M)))
         if len(recent) == REPORT_EVERY or step + 1 == shape.steps:
             report(Progress(step + 1, *(float(mean) for mean in np.nanmean(recent, axis=0))))
             recent.clear()
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model
 
 
@@ -107,32 +109,41 @@ class DecisionSides:
         for side, words in enumerate((SWAP_WORDS, KEEP_WORDS)):
             self._sides_2V[side, tokenizer.convert_tokens_to_ids([f"Ġ{word}" for word in words])] = True
 
-    def loss(self, logits_NV: Tensor, wanted_N: Tensor) -> tuple[Tensor, float]:
-        """The decisions' summed loss per position of the batch, and the share of right sides (or NaN)."""
+    def loss(self, logits_NV: Tensor, wanted_N: Tensor) -> Tensor:
+        """The decisions' summed loss per position of the batch."""
+        sides_D2, wanted_D = self._decisions(logits_NV, wanted_N)
+        return F.nll_loss(sides_D2, wanted_D, reduction="sum") / len(wanted_N)
+
+    def accuracy(self, logits_NV: Tensor, wanted_N: Tensor) -> float:
+        """The share of decisions whose right side is the more probable one; NaN without a decision."""
+        sides_D2, wanted_D = self._decisions(logits_NV, wanted_N)
+        return (sides_D2.argmax(-1) == wanted_D).float().mean().item()
+
+    def _decisions(self, logits_NV: Tensor, wanted_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of both sides at the positions of decision words, and the wanted side."""
         is_side_2N = self._sides_2V[:, wanted_N]
         chosen_N = is_side_2N.any(0)
-        if not chosen_N.any():
-            return logits_NV.new_zeros(()), float("nan")
         log_probs_DV = logits_NV[chosen_N].log_softmax(-1)
         sides_D2 = torch.stack([log_probs_DV[:, side].logsumexp(-1) for side in self._sides_2V], dim=-1)
-        wanted_D = is_side_2N[1, chosen_N].long()
-        accuracy = (sides_D2.argmax(-1) == wanted_D).float().mean().item()
-        return F.nll_loss(sides_D2, wanted_D, reduction="sum") / len(wanted_N), accuracy
+        return sides_D2, is_side_2N[1, chosen_N].long()
 
 
 def _batches(
     data: EncodedProblems, shape: ModelRecipe, drills: Drills, rng: np.random.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields ``ids_BT`` and the mask of tokens to learn: solutions with EOS, and the results of drills."""
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yields ``ids_BT``, the mask of tokens to learn (solutions with EOS, results of drills), and how many of the
+    first rows are drills.
+    """
     for step, rows in enumerate(row_batches(data, shape.batch_size, rng)):
         length = int(data.end_N[rows].max())
         ids_BT = data.ids_NT[rows, :length]
         position_T = np.arange(length)
         learn_BT = (position_T >= data.start_N[rows, None]) & (position_T < data.end_N[rows, None])
         share = shape.drill_start + (shape.drill_end - shape.drill_start) * step / shape.steps
-        for i in range(round(share * shape.batch_size)):
+        drill_rows = round(share * shape.batch_size)
+        for i in range(drill_rows):
             ids_BT[i], learn_BT[i] = drills.row(length)
-        yield torch.from_numpy(ids_BT), torch.from_numpy(learn_BT)
+        yield torch.from_numpy(ids_BT), torch.from_numpy(learn_BT), drill_rows
 
 
 def _optimizers(model: LlamaForCausalLM, shape: ModelRecipe) -> list[torch.optim.Optimizer]:
