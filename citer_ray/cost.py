@@ -58,9 +58,7 @@ class ModelCost:
         """
         shape = DecoderShape.from_config(config)
         weight = _DTYPE_BYTES.get(shape.dtype, 2.0) if dtype_bytes is None else dtype_bytes
-        return cls(
-            shape=shape, dtype_bytes=weight, kv_bytes=max(weight, 2.0) if kv_bytes is None else kv_bytes
-        )
+        return cls(shape=shape, dtype_bytes=weight, kv_bytes=max(weight, 2.0) if kv_bytes is None else kv_bytes)
 
     @property
     def weight_bytes(self) -> float:
@@ -206,9 +204,7 @@ class PairCost:
             ValueError: decisions without a router, or a pass over no tokens.
         """
         if decisions and self.router is None:
-            raise ValueError(
-                f"{decisions} decisions, but this cost model has no router; give it a RouterCost"
-            )
+            raise ValueError(f"{decisions} decisions, but this cost model has no router; give it a RouterCost")
         router_bytes = self.router.decision_bytes if self.router else 0.0
         router_flops = self.router.decision_flops if self.router else 0.0
         models_bytes = self.slm.total_bytes(slm_passes) + self.llm.total_bytes(llm_passes)

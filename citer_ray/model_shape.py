@@ -152,13 +152,9 @@ def _decoder_keys(config: Mapping[str, Any] | HasToDict) -> Mapping[str, Any]:
     elif keys.get("is_encoder_decoder"):
         problem = "it has an encoder"
     if problem:
-        raise PairError(
-            f"the cost model covers decoders with grouped-query attention; {kind!r} is none: {problem}"
-        )
+        raise PairError(f"the cost model covers decoders with grouped-query attention; {kind!r} is none: {problem}")
     if kind not in _FAMILIES:
-        _log.warning(
-            "model type %r is priced like Llama; its biases, norms and MLP may count otherwise", kind
-        )
+        _log.warning("model type %r is priced like Llama; its biases, norms and MLP may count otherwise", kind)
     return keys
 
 
@@ -224,9 +220,7 @@ def _attention_layers(keys: Mapping[str, Any]) -> tuple[int, int, int]:
     if kinds:
         other = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         if other:
-            raise PairError(
-                f"the cost model covers full and sliding attention; this model has {', '.join(other)}"
-            )
+            raise PairError(f"the cost model covers full and sliding attention; this model has {', '.join(other)}")
         sliding = sum(kind == "sliding_attention" for kind in kinds)
     else:
         # Without a list, Mistral's window holds for all layers; Qwen2 states one that it does not use.

@@ -80,12 +80,8 @@ def test_parts_of_a_pass_worked_by_hand() -> None:
     assert cost.pass_flops(3, 7) == 2 * (2 * layer + 16 + 1600) * 3 + attention
 
 
-@pytest.mark.parametrize(
-    ("dtype_bytes", "kv_bytes", "expected_kv"), [(0.5, None, 2), (4.0, None, 4), (2.0, 1.0, 1)]
-)
-def test_weights_and_cache_have_their_own_width(
-    dtype_bytes: float, kv_bytes: float | None, expected_kv: float
-) -> None:
+@pytest.mark.parametrize(("dtype_bytes", "kv_bytes", "expected_kv"), [(0.5, None, 2), (4.0, None, 4), (2.0, 1.0, 1)])
+def test_weights_and_cache_have_their_own_width(dtype_bytes: float, kv_bytes: float | None, expected_kv: float) -> None:
     """Four-bit weights halve twice; their cache stays at two bytes unless told otherwise."""
     cost = ModelCost.from_config(PUBLISHED["Llama-3.1-8B"], dtype_bytes, kv_bytes)
     assert cost.weight_bytes == cost.shape.active_params * dtype_bytes
@@ -102,9 +98,7 @@ def routed_passes(prompt: int, length: int, visits: int) -> list[tuple[int, int]
     return passes
 
 
-QWEN2 = PairCost(
-    ModelCost.from_config(PUBLISHED["Qwen2-1.5B"]), ModelCost.from_config(PUBLISHED["Qwen2-72B"])
-)
+QWEN2 = PairCost(ModelCost.from_config(PUBLISHED["Qwen2-1.5B"]), ModelCost.from_config(PUBLISHED["Qwen2-72B"]))
 
 
 def test_one_model_alone_follows_the_closed_form() -> None:
@@ -118,9 +112,7 @@ def test_one_model_alone_follows_the_closed_form() -> None:
     assert QWEN2.response(autoregressive_passes(m, n)).gigabytes == pytest.approx(186, abs=0.5)
 
 
-@pytest.mark.parametrize(
-    ("visits", "gigabytes", "ratio"), [(3, 614, 0.072), (12, 1901, 0.222), (30, 4475, 0.522)]
-)
+@pytest.mark.parametrize(("visits", "gigabytes", "ratio"), [(3, 614, 0.072), (12, 1901, 0.222), (30, 4475, 0.522)])
 def test_routed_responses_of_the_qwen2_pair(visits: int, gigabytes: float, ratio: float) -> None:
     """Prompt 150, response 60, LLM shares of 5, 20 and 50 %: bytes fall with the visits."""
     alone = QWEN2.response(llm_passes=autoregressive_passes(150, 60))
@@ -131,9 +123,7 @@ def test_routed_responses_of_the_qwen2_pair(visits: int, gigabytes: float, ratio
 
 def test_a_share_of_one_third_lies_between_whole_visits() -> None:
     """0.33 * 60 = 19.8 visits: 3 017 GB, between those of 19 and 20 visits."""
-    low, high = (
-        QWEN2.response(autoregressive_passes(150, 60), routed_passes(150, 60, n)).gigabytes for n in (19, 20)
-    )
+    low, high = (QWEN2.response(autoregressive_passes(150, 60), routed_passes(150, 60, n)).gigabytes for n in (19, 20))
     assert low + 0.8 * (high - low) == pytest.approx(3017, abs=1)
 
 
@@ -247,9 +237,7 @@ def test_sliding_windows_bound_the_context() -> None:
     cost = ModelCost.from_config(real, 2.0)
     layer = 2 * 2 * 16 * 2
     assert cost.pass_bytes(1, 100) - cost.weight_bytes == 2 * layer * 101 + 2 * layer * 11
-    unused = DecoderShape.from_config(
-        {**PUBLISHED["Qwen2-1.5B"], "sliding_window": 4096, "use_sliding_window": False}
-    )
+    unused = DecoderShape.from_config({**PUBLISHED["Qwen2-1.5B"], "sliding_window": 4096, "use_sliding_window": False})
     assert (unused.full_layers, unused.window_layers) == (28, 0)
     mistral = DecoderShape.from_config(config("mistral", 100, 16, 2, (4, 2), 32, sliding_window=64))
     assert (mistral.full_layers, mistral.window_layers, mistral.window) == (0, 2, 64)
