@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from citer_ray.config import CiterConfig
+from citer_ray.engines.build import EngineSpec
 from citer_ray.errors import ConfigError, DataError, PairError
 from citer_ray.examples import Example, LoadedExamples, QuarantinedRow, load_examples, split_examples
 from citer_ray.file_replacement import replacing
@@ -177,3 +178,14 @@ def examples_to_json(examples: Sequence[Example]) -> str:
 def examples_from_json(text: str) -> list[Example]:
     """The inverse of `examples_to_json`."""
     return [Example.model_validate(values) for values in json.loads(text)]
+
+
+def engine_spec(prepared: Prepared) -> EngineSpec:
+    """What workers need to build the pair's engines."""
+    return EngineSpec(
+        config=prepared.config,
+        shared_vocab_size=prepared.info.shared_vocab_size,
+        eos_token_ids=prepared.eos_token_ids,
+        max_model_len=prepared.max_model_len,
+        handoff_token_id=prepared.info.handoff_token_id,
+    )

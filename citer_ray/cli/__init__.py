@@ -1,0 +1,42 @@
+"""The command line `citer`; `jobs/*.py` run the same commands. `main` turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from citer_ray.errors import CiterError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and exit: 0 on success, 2 on a user's error, 130 on Ctrl-C, 1 on a bug."""
+    from citer_ray.cli.app import app  # Typer builds the commands here, not on import of the package
+
+    stderr = Console(stderr=True)
+    handler = RichHandler(console=stderr, show_path=False, show_time=False, rich_tracebacks=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    logging.getLogger("citer_ray").setLevel(logging.INFO)
+    try:
+        result = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
+    except CiterError as error:
+        stderr.print("error:", style="bold red", end=" ")
+        stderr.print(str(error), markup=False, highlight=False)
+        sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        stderr.print("interrupted; what is finished is kept: run the same command again to go on")
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        # Typer's own errors know how to show themselves; anything else is a bug and keeps its traceback.
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        show()
+        sys.exit(getattr(error, "exit_code", EXIT_USER_ERROR))
+    sys.exit(result if isinstance(result, int) else 0)

@@ -1,0 +1,463 @@
+"""One run, stage by stage: collect, fit, calibrate, evaluate, and the rounds that chain them.
+
+The command line and `jobs/` call this; each stage looks for its finished output first, so that a run that was cut
+short goes on at the round and stage where it stopped. Everything tracked is logged here, in the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from citer_ray.calibration import CalibrationTable
+from citer_ray.config import CiterConfig
+from citer_ray.config_loading import config_digest, write_run_yaml
+from citer_ray.engines.build import EngineSpec
+from citer_ray.errors import ConfigError, DataError
+from citer_ray.evaluation import (
+    THRESHOLD_ABOVE_ONE,
+    THRESHOLD_ZERO,
+    Setting,
+    aim_thresholds,
+    end_check_settings,
+    end_settings,
+    oracle_setting,
+    points,
+    random_settings,
+    same_responses,
+    scorer_of,
+    threshold_settings,
+)
+from citer_ray.examples import LoadedExamples
+from citer_ray.frontier import (
+    CITER_S,
+    CONFIDENCE,
+    LLM,
+    ORACLE,
+    RANDOM,
+    SLM,
+    Frontier,
+    MethodCurve,
+    citer_method,
+)
+from citer_ray.label_store import LabelManifest, LabelStore
+from citer_ray.mlflow_tracker import make_tracker
+from citer_ray.on_ray.collect import run_collection, summarise
+from citer_ray.on_ray.evaluate import EvaluationPool, Routers, evaluation_pool
+from citer_ray.on_ray.session import ray_session
+from citer_ray.on_ray.train import FitResult, fit_router
+from citer_ray.plotting import plot_frontier
+from citer_ray.policy import AlwaysSlm, Policy, Threshold
+from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
+from citer_ray.provenance import write_provenance
+from citer_ray.relabel import count_flips, write_citer_s
+from citer_ray.report import build_report, write_report
+from citer_ray.report_schema import Report, RoundReport
+from citer_ray.router_artifact import RouterMetadata, load_router, read_metadata, save_router
+from citer_ray.tracking import Tracker
+from citer_ray.workspace import round_name
+
+logger = logging.getLogger(__name__)
+
+# What labels depend on. Pools' sizes do not change them; thresholds are part of the round's policy.
+_LABEL_SECTIONS = ("seed", "prompt", "engine", "collect")
+_NOT_IN_LABELS = ("collect.slm", "collect.llm", "collect.rollouts", "collect.thresholds", "engine.torch_threads")
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A router's curve on the validation examples."""
+
+    metadata: RouterMetadata
+    area: float
+
+
+class Experiment:
+    """The stages of one run; made by `Experiment.start`."""
+
+    def __init__(self, prepared: Prepared, tracker: Tracker, stack: ExitStack) -> None:
+        self.prepared, self.tracker, self._stack = prepared, tracker, stack
+        self.config: CiterConfig = prepared.config
+        self.workspace = prepared.workspace
+        self.console = Console()
+
+    @classmethod
+    @contextmanager
+    def start(cls, config: CiterConfig, argv: Sequence[str]) -> Iterator[Experiment]:
+        """Check everything that is cheap to check, record the run, then start or join Ray."""
+        prepared = prepare(config)
+        write_run_yaml(config, prepared.workspace.root)
+        write_provenance(prepared.workspace.root, config, argv, {"seed": config.seed})
+        with ExitStack() as stack:
+            stack.enter_context(ray_session(config.ray))
+            tracker = make_tracker(config)
+            stack.callback(tracker.close)
+            yield cls(prepared, tracker, stack)
+
+    # -- inputs ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def spec(self) -> EngineSpec:
+        """How workers build engines."""
+        return engine_spec(self.prepared)
+
+    @cached_property
+    def collect_examples(self) -> LoadedExamples:
+        """What is labelled."""
+        return load_purpose(self.prepared, "collect")
+
+    @cached_property
+    def validation_examples(self) -> LoadedExamples:
+        """Where thresholds are chosen."""
+        return load_purpose(self.prepared, "validation")
+
+    @cached_property
+    def test_examples(self) -> LoadedExamples:
+        """What is reported."""
+        return load_purpose(self.prepared, "test")
+
+    @cached_property
+    def pool(self) -> EvaluationPool:
+        """Workers with both models; they stay until the run ends."""
+        return self._stack.enter_context(evaluation_pool(self.spec))
+
+    # -- labels ----------------------------------------------------------------------------------------------------
+
+    def collect(self, number: int, router: Path | None = None) -> LabelManifest:
+        """The labels of a round."""
+        if number == 1:
+            return self._collect(1, AlwaysSlm(), None)
+        folder = router or self.workspace.router(round_name(number - 1))
+        load_router(folder, slm_fingerprint=self.prepared.fingerprint.slm)
+        return self._collect(number, Threshold("router", self.rollout_threshold(number)), folder)
+
+    def rollout_threshold(self, number: int) -> float:
+        """The rollout policy's threshold in a round from 2 on."""
+        thresholds = self.config.collect.thresholds
+        return thresholds[min(number - 2, len(thresholds) - 1)]
+
+    def _collect(self, number: int, policy: Policy, router: Path | None) -> LabelManifest:
+        previous = None
+        if number > 1:
+            previous = self.workspace.labels(round_name(1))
+            LabelStore(previous).read_manifest()  # complete, or say so now
+        return run_collection(
+            self.prepared,
+            self.spec,
+            self.collect_examples,
+            name=round_name(number),
+            digest=self._labels_digest(number, policy, router),
+            round=number,
+            policy=policy,
+            router=router,
+            previous=previous,
+        )
+
+    def _labels_digest(self, number: int, policy: Policy | None, router: Path | None) -> str:
+        """Digest of everything that a label set depends on."""
+        parts = [
+            config_digest(self.config, _LABEL_SECTIONS, exclude=_NOT_IN_LABELS),
+            self.collect_examples.digest,
+            self.prepared.fingerprint.model_dump(mode="json"),
+            number,
+            repr(policy),
+            None if router is None else read_metadata(router).weights_sha256,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def citer_s_labels(self) -> LabelManifest:
+        """The CITER-S labels, from the first round's cases."""
+        source = LabelStore(self.workspace.labels(round_name(1)))
+        manifest = source.read_manifest()
+        digest = self._labels_digest(1, None, None)
+        target = LabelStore.open(self.workspace.labels(CITER_S), digest=digest)
+        if not target.is_complete():
+            write_citer_s(source, target, self.config.collect)
+            summary = summarise(
+                target,
+                self.prepared,
+                digest=digest,
+                data_digest=manifest.data_digest,
+                round=1,
+                quarantined=manifest.quarantined,
+                new_tokens=0,
+                seconds=0.0,
+            )
+            target.write_manifest(summary)
+        return target.read_manifest()
+
+    # -- router ----------------------------------------------------------------------------------------------------
+
+    def fit(self, name: str) -> Calibrated:
+        """The router of a label set, with its calibration table."""
+        manifest = self.citer_s_labels() if name == CITER_S else LabelStore(self.workspace.labels(name)).read_manifest()
+        fitted = self._fitted(name, manifest)
+        return self._calibrated(name, fitted)
+
+    def _fitted(self, name: str, manifest: LabelManifest) -> RouterMetadata:
+        """Fit, unless the folder holds the router of these very labels and settings."""
+        folder = self.workspace.router(name)
+        digest = hashlib.sha256(
+            (manifest.digest() + config_digest(self.config, ("seed", "router", "fit"))).encode()
+        ).hexdigest()
+        if (folder / "router.json").exists():
+            metadata = read_metadata(folder)
+            if metadata.labels_digest == digest:
+                logger.info("router %s is fitted", name)
+                return metadata
+        result: FitResult = fit_router(
+            self.workspace.labels(name),
+            self.config.router,
+            self.config.fit,
+            seed=self.config.seed,
+            storage=self.workspace.fits(),
+            name=f"{name}-{digest[:12]}",
+        )
+        metadata = RouterMetadata(
+            architecture=self.config.router,
+            hidden_size=manifest.hidden_size,
+            fingerprint=self.prepared.fingerprint,
+            round=manifest.round,
+            handoff_token_id=self.prepared.info.handoff_token_id,
+            metrics=result.metrics,
+            labels_digest=digest,
+        )
+        return save_router(result.router, metadata, folder)
+
+    def _calibrated(self, name: str, metadata: RouterMetadata) -> Calibrated:
+        """Decode the validation examples at thresholds that aim at the configured shares."""
+        folder = self.workspace.router(name)
+        method = method_of(name)
+        routers = Routers({method: folder}, self.prepared.fingerprint.slm)
+        examples = self.validation_examples.examples
+        shares = self.config.evaluate.llm_shares
+        scorer = scorer_of(method)
+        scores = self.pool.slm_scores(routers, [scorer], examples)[scorer]
+        settings = [*end_settings(), *threshold_settings(method, scorer, aim_thresholds(scores, shares))]
+        rows = self.pool.measure(
+            f"{name}, validation", self.workspace.evaluation("validation"), routers, settings, examples
+        )
+        measured = points(rows, settings, [example.id for example in examples])
+        table = CalibrationTable.fit((point.llm_share, float(point.knob or 0.0)) for point in measured[method])
+        (slm,), (llm,) = measured[SLM], measured[LLM]
+        curve = MethodCurve(method, tuple(measured[method]))
+        frontier = Frontier(slm, llm, {method: curve}, resamples=1, seed=self.config.seed)
+        # Served by default: the cheapest measured point within a point of the best accuracy on validation.
+        best = max(point.accuracy for point in measured[method])
+        chosen = min((p for p in measured[method] if p.accuracy >= best - 0.01), key=lambda point: point.llm_share)
+        updated = metadata.model_copy(update={"calibration": table, "threshold": float(chosen.knob or 0.0)})
+        router, _ = load_router(folder, slm_fingerprint=self.prepared.fingerprint.slm)
+        return Calibrated(save_router(router, updated, folder), frontier.area(method).value)
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def iterate(self) -> Report:
+        """Rounds until `max_rounds`, or until the validation frontier stops improving; then the report."""
+        _ = self.validation_examples, self.test_examples  # bad sources are said before anything is computed
+        self.tracker.start_experiment(self.config)
+        rounds: list[RoundReport] = []
+        best = float("-inf")
+        for number in range(1, self.config.iterate.max_rounds + 1):
+            summary = self._round(number)
+            rounds.append(summary)
+            assert summary.validation_area is not None
+            if number > 1 and summary.validation_area - best < self.config.iterate.min_area_gain:
+                logger.info("round %d gained no area on the validation examples: stopping", number)
+                break
+            best = max(best, summary.validation_area)
+        if self.config.iterate.citer_s:
+            self.fit(CITER_S)
+        (self.workspace.root / "rounds.json").write_text(
+            json.dumps([summary.model_dump(mode="json") for summary in rounds], indent=2) + "\n", encoding="utf-8"
+        )
+        report = self.evaluate()
+        winner = max(rounds, key=lambda summary: summary.validation_area or 0.0)
+        self._track_report(report, winner.round)
+        return report
+
+    def _round(self, number: int) -> RoundReport:
+        name = round_name(number)
+        threshold = None if number == 1 else self.rollout_threshold(number)
+        self.tracker.start_round(number, {"rollout_threshold": threshold, **self.config.model_dump(mode="json")})
+        manifest = self.collect(number)
+        self.tracker.log_dataset(manifest.data_digest, self.config.data.collect, manifest.examples)
+        calibrated = self.fit(name)
+        flips = None
+        if number > 1:
+            flips = count_flips(*(LabelStore(self.workspace.labels(round_name(n))) for n in (number - 1, number)))
+        metrics = calibrated.metadata.metrics
+        summary = RoundReport(
+            round=number,
+            method=citer_method(number),
+            rollout_threshold=threshold,
+            cases=manifest.cases,
+            rollouts=manifest.rollouts,
+            label_mean=manifest.slm_labels / manifest.labels if manifest.labels else None,
+            label_flips=flips,
+            fit={} if metrics is None else metrics.flat(),
+            validation_area=calibrated.area,
+        )
+        self._track_round(summary, manifest)
+        return summary
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, routers: Sequence[Path] | None = None) -> Report:
+        """Every configured method on the test examples; writes the report, its text and its plot."""
+        folders = self._routers(routers)
+        settings = self._settings(folders)
+        examples = self.test_examples.examples
+        found = Routers(folders, self.prepared.fingerprint.slm)
+        rows = self.pool.measure("test", self.workspace.evaluation("test"), found, settings, examples)
+        measured = points(rows, settings, [example.id for example in examples])
+        (slm,), (llm,) = measured.pop(SLM), measured.pop(LLM)
+        exactness: dict[str, tuple[int, int]] = {}
+        if measured.pop(THRESHOLD_ZERO, None) and measured.pop(THRESHOLD_ABOVE_ONE, None):
+            exactness = {
+                SLM: same_responses(rows, settings, THRESHOLD_ZERO, SLM),
+                LLM: same_responses(rows, settings, THRESHOLD_ABOVE_ONE, LLM),
+            }
+        frontier = Frontier(
+            slm,
+            llm,
+            {name: MethodCurve(name, tuple(curve)) for name, curve in measured.items()},
+            resamples=self.config.evaluate.bootstrap_samples,
+            seed=self.config.seed,
+        )
+        report = build_report(
+            frontier,
+            pair=self._pair_summary(),
+            rounds=self._rounds(folders),
+            exactness=exactness,
+            notes=self._notes(),
+        )
+        write_report(report, self.workspace.root)
+        plot_frontier(report, self.workspace.root / "frontier.png")
+        return report
+
+    def _routers(self, given: Sequence[Path] | None) -> dict[str, Path]:
+        """Folders of routers by method name."""
+        if given is not None:
+            return {method_of(folder.name): folder for folder in given}
+        folders = sorted(self.workspace.router("x").parent.glob("*/router.json"))
+        return {method_of(path.parent.name): path.parent for path in folders}
+
+    def _settings(self, folders: Mapping[str, Path]) -> list[Setting]:
+        """All points of all configured methods; thresholds come from the validation examples."""
+        methods, shares = self.config.evaluate.methods, self.config.evaluate.llm_shares
+        known = {SLM, LLM, RANDOM, CONFIDENCE, CITER_S, "citer", ORACLE}
+        if unknown := sorted(set(methods) - known):
+            raise ConfigError(f"evaluate.methods has {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        settings = end_settings()
+        if ORACLE in methods:
+            settings.append(oracle_setting())
+        if RANDOM in methods:
+            settings += random_settings(shares, self.config.seed)
+        scored = [CONFIDENCE] if CONFIDENCE in methods else []
+        scored += [m for m in folders if (CITER_S if m == CITER_S else "citer") in methods]
+        routers = Routers(folders, self.prepared.fingerprint.slm)
+        scores = self.pool.slm_scores(routers, [scorer_of(m) for m in scored], self.validation_examples.examples)
+        for method in scored:
+            thresholds = aim_thresholds(scores[scorer_of(method)], shares)
+            settings += threshold_settings(method, scorer_of(method), thresholds)
+        if folders:
+            settings += end_check_settings(scorer_of(max(folders)))
+        return settings
+
+    def _rounds(self, folders: Mapping[str, Path]) -> list[RoundReport]:
+        """What the rounds of this run did, if it was an iteration."""
+        path = self.workspace.root / "rounds.json"
+        if not path.exists():
+            return []
+        rounds = [RoundReport.model_validate(values) for values in json.loads(path.read_text(encoding="utf-8"))]
+        return [summary for summary in rounds if summary.method in folders]
+
+    def _pair_summary(self) -> dict[str, Any]:
+        return {
+            "slm": self.config.pair.slm.path,
+            "llm": self.config.pair.llm.path,
+            "fingerprint": self.prepared.fingerprint.model_dump(mode="json"),
+        }
+
+    def _notes(self) -> list[str]:
+        return [
+            f"Thresholds aim at LLM shares by quantiles of each method's scores on "
+            f"{len(self.validation_examples)} validation examples; the reported examples took no part in choosing.",
+            "Responses are greedy, cut at the first EOS before grading; a response without an answer is wrong.",
+            "Bytes and FLOPs follow the cost model at batch size 1 with KV caches kept between turns. FLOPs hardly "
+            "fall with the LLM share: a visit computes every token that the SLM wrote since the last one.",
+        ]
+
+    # -- tracking --------------------------------------------------------------------------------------------------
+
+    def _track_round(self, summary: RoundReport, manifest: LabelManifest) -> None:
+        metrics = {f"fit/{name}": value for name, value in summary.fit.items()}
+        metrics |= {f"labels/{name}": float(count) for name, count in summary.cases.items()}
+        metrics["labels/rollouts"] = float(manifest.rollouts)
+        metrics["labels/tokens_per_second"] = manifest.tokens_per_second
+        metrics["labels/mean"] = summary.label_mean or 0.0
+        metrics["labels/flips"] = float(summary.label_flips or 0)
+        metrics["validation/area"] = summary.validation_area or 0.0
+        self.tracker.log_metrics(metrics)
+        self.tracker.log_artifact(self.workspace.router(round_name(summary.round)) / "router.json")
+        self.tracker.register_router(self.workspace.router(round_name(summary.round)), summary.round)
+        self.tracker.end_round()
+
+    def _track_report(self, report: Report, champion: int) -> None:
+        for name in ("report.json", "report.md", "frontier.png"):
+            self.tracker.log_artifact(self.workspace.root / name)
+        self.tracker.promote(champion)
+
+    # -- what users see --------------------------------------------------------------------------------------------
+
+    def show_labels(self, number: int, manifest: LabelManifest) -> None:
+        """Counts of a label set."""
+        table = Table(title=f"labels of round {number}", show_header=False)
+        table.add_row("examples", f"{manifest.examples:,} ({manifest.quarantined} set aside)")
+        table.add_row("positions", f"{manifest.positions:,}")
+        for case, count in manifest.cases.items():
+            table.add_row(case, f"{count:,} ({count / max(manifest.positions, 1):.1%})")
+        mean = manifest.slm_labels / manifest.labels if manifest.labels else float("nan")
+        table.add_row("labels", f"{manifest.labels:,}, {mean:.1%} prefer the SLM")
+        table.add_row("rollouts", f"{manifest.rollouts:,}, {manifest.rollout_tokens:,} tokens")
+        table.add_row("speed", f"{manifest.tokens_per_second:,.0f} tokens/s")
+        self.console.print(table)
+        self.console.print(f"labels: {self.workspace.labels(round_name(number))}")
+
+    def show_fit(self, name: str, calibrated: Calibrated) -> None:
+        """A router's quality."""
+        metrics = calibrated.metadata.metrics
+        table = Table(title=f"router {name}", show_header=False)
+        for key, value in ({} if metrics is None else metrics.flat()).items():
+            table.add_row(key, f"{value:,.4g}")
+        table.add_row("validation area", f"{calibrated.area:.4f}")
+        self.console.print(table)
+        self.console.print(f"router: {self.workspace.router(name)}")
+
+    def show_report(self, report: Report) -> None:
+        """The report's tables and where its files are."""
+        from citer_ray.report_text import claims_table, terminal_table
+
+        self.console.print(terminal_table(report))
+        self.console.print(claims_table(report))
+        self.console.print(f"report: {self.workspace.root / 'report.md'}   plot: {self.workspace.root / 'frontier.png'}")
+
+
+def method_of(name: str) -> str:
+    """The method's name in reports of the router called `name` (`round-2` -> `citer_round_2`)."""
+    if name == CITER_S:
+        return name
+    number = name.removeprefix("round-")
+    if not number.isdecimal():
+        raise DataError(f"a router's folder is called round-K or {CITER_S}, got {name!r}; rename it")
+    return citer_method(int(number))
