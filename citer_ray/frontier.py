@@ -10,7 +10,7 @@ S places at which a curve is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -24,9 +24,27 @@ FloatArray = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]  # integers or floats
 Axis = Literal["llm_share", "gigabytes", "flops"]
 
+# Names of methods; a round's router is named by `citer_method`.
 SLM = "slm"
 LLM = "llm"
+RANDOM = "random"
+CONFIDENCE = "confidence"
+CITER_S = "citer_s"
+ORACLE = "oracle"
+_CITER_PREFIX = "citer_round_"
+
 MAX_SHARE = 0.5  # area counts up to here: beyond, an LLM-only answer is the better deal
+
+
+def citer_method(round_number: int) -> str:
+    """Name of the method that routes with the router of a round (1, 2, ...)."""
+    return f"{_CITER_PREFIX}{round_number}"
+
+
+def citer_rounds(methods: Iterable[str]) -> list[int]:
+    """Rounds whose routers are among some methods, ascending."""
+    numbers = (name.removeprefix(_CITER_PREFIX) for name in methods if name.startswith(_CITER_PREFIX))
+    return sorted(int(number) for number in numbers if number.isdigit())
 
 
 class Interval(NamedTuple):
@@ -71,9 +89,7 @@ class Point:
             raise DataError(f"a point's knob must be a finite number or None; got {self.knob}")
         costs = np.stack([array.astype(np.float64) for array in arrays[1:5]])
         if not np.isfinite(costs).all() or (costs < 0).any() or (costs[0] > costs[1]).any():
-            raise DataError(
-                f"knob {self.knob}: tokens and costs must be finite and >= 0, and LLM tokens <= all tokens"
-            )
+            raise DataError(f"knob {self.knob}: tokens and costs must be finite and >= 0, and LLM tokens <= all tokens")
 
     @property
     def num_examples(self) -> int:
@@ -199,9 +215,7 @@ class Frontier:
         """A method's accuracy at given costs."""
         return self._intervals(self._accuracy_rows(method, cost, axis))
 
-    def difference(
-        self, a: str, b: str, cost: Sequence[float], *, axis: Axis = "llm_share"
-    ) -> list[Interval]:
+    def difference(self, a: str, b: str, cost: Sequence[float], *, axis: Axis = "llm_share") -> list[Interval]:
         """Accuracy of `a` minus accuracy of `b` at equal costs, with paired intervals."""
         return self._intervals(self._accuracy_rows(a, cost, axis) - self._accuracy_rows(b, cost, axis))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from citer_ray.errors import DataError
-from citer_ray.frontier import LLM, SLM, Frontier, Interval, MethodCurve, Point
+from citer_ray.frontier import LLM, SLM, Frontier, Interval, MethodCurve, Point, citer_method, citer_rounds
 
 
 def point(
@@ -18,9 +18,7 @@ def point(
 ) -> Point:
     tokens = np.asarray(total if total is not None else [10] * len(correct))
     share = np.asarray(llm)
-    return Point(
-        knob, np.asarray(correct, dtype=bool), share, tokens, tokens * 1e9 + share * 9e9, tokens * 2.0 + share
-    )
+    return Point(knob, np.asarray(correct, dtype=bool), share, tokens, tokens * 1e9 + share * 9e9, tokens * 2.0 + share)
 
 
 def curve(name: str, *points: Point) -> dict[str, MethodCurve]:
@@ -31,9 +29,7 @@ def line(accuracies: Sequence[float], shares: Sequence[float], n: int = 100) -> 
     """SLM at 0, LLM at 1, and a method with points at exactly the given places."""
 
     def at(accuracy: float, share: float) -> Point:
-        return point(
-            [1] * round(accuracy * n) + [0] * (n - round(accuracy * n)), [round(100 * share)] * n, [100] * n
-        )
+        return point([1] * round(accuracy * n) + [0] * (n - round(accuracy * n)), [round(100 * share)] * n, [100] * n)
 
     inner = tuple(at(a, s) for a, s in zip(accuracies, shares, strict=True))
     return Frontier(at(0.2, 0), at(0.9, 1), curve("m", *inner), resamples=20)
@@ -46,9 +42,7 @@ def noisy(seed: int = 0, n: int = 60, methods: int = 2, points: int = 4, resampl
     def draw(accuracy: float, share: float) -> Point:
         total = rng.integers(5, 40, n)
         llm = rng.binomial(total, share)
-        return Point(
-            share, rng.random(n) < accuracy, llm, total, total * 1e8 + llm * 1e9, total * 1e6 + llm * 1e7
-        )
+        return Point(share, rng.random(n) < accuracy, llm, total, total * 1e8 + llm * 1e9, total * 1e6 + llm * 1e7)
 
     curves = {
         f"m{i}": MethodCurve(
@@ -76,6 +70,20 @@ def test_figures_of_a_point() -> None:
     assert p.tokens_per_answer == 15.0
     assert p.unanswered == 1
     assert point([1], [0]).unanswered == 0
+
+
+def test_names_of_rounds() -> None:
+    assert citer_method(2) == "citer_round_2"
+    names = [
+        "slm",
+        "citer_s",
+        citer_method(10),
+        citer_method(2),
+        "citer_round_",
+        "citer_round_x",
+        "my_citer_round_3",
+    ]
+    assert citer_rounds(names) == [2, 10]
 
 
 def test_share_of_empty_responses_is_zero() -> None:
@@ -173,16 +181,12 @@ def test_area_equals_fine_numerical_integration(seed: int, limit: float) -> None
     frontier = noisy(seed, n=12, methods=1, resamples=3)
     grid = np.linspace(0, limit, 4001)
     values = [interval.value for interval in frontier.accuracy("m0", grid.tolist())]
-    assert frontier.area("m0", max_share=limit).value == pytest.approx(
-        np.trapezoid(values, grid) / limit, abs=2e-3
-    )
+    assert frontier.area("m0", max_share=limit).value == pytest.approx(np.trapezoid(values, grid) / limit, abs=2e-3)
 
 
 def test_identical_methods_differ_by_exactly_zero() -> None:
     frontier = noisy(methods=1)
-    same = Frontier(
-        frontier.slm, frontier.llm, {"a": frontier.curves["m0"], "b": frontier.curves["m0"]}, resamples=30
-    )
+    same = Frontier(frontier.slm, frontier.llm, {"a": frontier.curves["m0"], "b": frontier.curves["m0"]}, resamples=30)
     assert same.difference("a", "b", [0.1, 0.3]) == [Interval(0.0, 0.0, 0.0)] * 2
     assert same.area_difference("a", "b") == Interval(0.0, 0.0, 0.0)
 
