@@ -25,7 +25,7 @@ covers the solution and EOS only; drills (bare sums and decisions) fill a fallin
 ## Models and recipe
 
 Seed {seed}. Muon on the layers' matrices, AdamW on the rest; linear warm-up, then linear to 0; float32. All
-settings are in `recipe.json`. Hardware: {hardware}; one thread a model, both at the same time.{note}
+settings are in `recipe.json`. Hardware: {hardware}; one thread a model.{note}
 
 {shapes}
 
@@ -48,7 +48,7 @@ machine and library versions.
 _SHAPE_COLUMNS = ("hidden_size", "layers", "heads", "feed_forward", "steps", "batch_size", "decision_weight")
 
 
-def model_card(recipe: dict[str, Any], measured: dict[str, Any], note: str = "") -> str:
+def model_card(recipe: dict[str, Any], measured: dict[str, Any]) -> str:
     """Renders the card of a ``PairRecipe`` (as a dict) and of what ``measured.json`` holds."""
     rows = [
         f"| {family} | {_number(measured['slm'][family])} | {_number(llm)} | {llm['count']} |"
@@ -61,7 +61,7 @@ def model_card(recipe: dict[str, Any], measured: dict[str, Any], note: str = "")
         seed=recipe["seed"],
         shapes=_shape_table(recipe, measured),
         hardware=measured["training"]["hardware"],
-        note=f" {note}" if note else "",
+        note=f" {measured['training']['note']}" if "note" in measured["training"] else "",
         rows="\n".join(rows),
         **measured["cases"],
     )

@@ -74,7 +74,7 @@ class PairRecipe:
     )
     llm: ModelRecipe = field(
         default_factory=lambda: ModelRecipe(
-            hidden_size=128, layers=4, heads=4, feed_forward=256, steps=3000, decision_weight=8.0
+            hidden_size=128, layers=4, heads=4, feed_forward=256, steps=4500, decision_weight=16.0
         )
     )
 
