@@ -21,7 +21,7 @@ from citer_ray.file_replacement import replacing
 from citer_ray.fingerprint import PairFingerprint
 from citer_ray.pair.check import PairInfo, check_pair
 from citer_ray.pair.fingerprint import pair_fingerprint
-from citer_ray.pair.models import context_length, eos_token_ids, load_hf_config, load_tokenizer
+from citer_ray.pair.models import load_tokenizer
 from citer_ray.prompts import check_lengths
 from citer_ray.workspace import Workspace
 
@@ -41,8 +41,6 @@ class Prepared:
         fingerprint: which pair it is.
         tokenizer: the pair's tokenizer.
         eos_token_id: the id that ends a reference.
-        eos_token_ids: all ids that end a response, of either model.
-        max_model_len: tokens that both models can hold.
     """
 
     config: CiterConfig
@@ -51,8 +49,16 @@ class Prepared:
     fingerprint: PairFingerprint
     tokenizer: Any
     eos_token_id: int
-    eos_token_ids: frozenset[int]
-    max_model_len: int
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """All ids that end a response, of either model: it ends alike whoever writes its EOS."""
+        return frozenset(self.info.eos_token_ids)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that both models can hold, prompt and response together."""
+        return self.info.context_length
 
 
 def prepare(config: CiterConfig) -> Prepared:
@@ -74,18 +80,10 @@ def prepare(config: CiterConfig) -> Prepared:
     tokenizer = load_tokenizer(config.pair.slm)
     if tokenizer.eos_token_id is None:
         raise PairError(f"the tokenizer of {config.pair.slm.path} has no EOS token, so no reference could end")
-    models = (config.pair.slm, config.pair.llm)
-    return Prepared(
-        config,
-        workspace,
-        info,
-        pair_fingerprint(config.pair),
-        tokenizer,
-        eos_token_id=int(tokenizer.eos_token_id),
-        # The union: a response ends alike whoever writes its EOS.
-        eos_token_ids=frozenset().union(*(eos_token_ids(model) for model in models)),
-        max_model_len=min(context_length(load_hf_config(model), model.max_model_len) for model in models),
-    )
+    for warning in info.warnings:
+        logger.warning("pair: %s", warning)
+    fingerprint = pair_fingerprint(config.pair)
+    return Prepared(config, workspace, info, fingerprint, tokenizer, int(tokenizer.eos_token_id))
 
 
 def load_purpose(prepared: Prepared, purpose: Purpose) -> LoadedExamples:
@@ -150,15 +148,15 @@ def _fitting(prepared: Prepared, loaded: LoadedExamples, purpose: Purpose) -> Lo
         logger.warning(
             "%d of %d %s examples are set aside (%s); the first: row %d: %s",
             len(quarantined),
-            len(quarantined) + len(checked.kept),
+            len(quarantined) + len(checked.examples),
             purpose,
             path,
             quarantined[0].row,
             quarantined[0].reason,
         )
-    if not checked.kept:
+    if not checked.examples:
         raise DataError(f"no {purpose} example can be used; the first reason: {quarantined[0].reason}")
-    return LoadedExamples(checked.kept, quarantined)
+    return LoadedExamples(checked.examples, quarantined)
 
 
 def write_quarantine(path: Path, rows: Sequence[QuarantinedRow]) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from citer_ray.engine import Finish, Sampling, Turn
@@ -199,15 +200,15 @@ class Batcher:
         ready = [request for request in self._requests if request.state.row is not None]
         new = [request for request in self._requests if request.state.row is None]
         new = new[: self._cache.num_free]
-        leaders: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+        leaders = _Leaders()
         copies: list[tuple[int, int, int]] = []
         # Longest first, so that what others share is computed by the one that has most of it.
         for request in sorted(new, key=lambda request: -len(request.state.ids)):
             ids = np.asarray(request.state.ids, np.int32)
             source, length = self._cache.shared_prefix(ids[:-1])
-            if any(_common(ids, leader) >= length + _MIN_SHARED_PREFIX for leader in leaders):
+            if leaders.common_prefix(ids) >= length + _MIN_SHARED_PREFIX:
                 continue
-            leaders.append(ids)
+            leaders.add(ids)
             row = self._cache.take()
             request.state.row, request.state.num_computed = row, 0
             if length >= _MIN_SHARED_PREFIX:
@@ -347,8 +348,24 @@ def _row(state: SessionState) -> int:
     return state.row
 
 
-def _common(a: np.ndarray[tuple[int], np.dtype[np.int32]], b: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int:
-    """Length of the common prefix."""
-    limit = min(len(a), len(b))
-    different = np.flatnonzero(a[:limit] != b[:limit])
-    return int(different[0]) if len(different) else limit
+class _Leaders:
+    """Contexts that the coming pass computes, longest first, as one matrix to compare with."""
+
+    def __init__(self) -> None:
+        self._ids: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self._count = 0
+
+    def add(self, ids: npt.NDArray[np.int32]) -> None:
+        if self._count == len(self._ids):
+            grown = np.full((max(8, 2 * self._count), max(self._ids.shape[1], len(ids))), -1, np.int32)
+            grown[: self._count, : self._ids.shape[1]] = self._ids
+            self._ids = grown
+        self._ids[self._count, : len(ids)] = ids
+        self._count += 1
+
+    def common_prefix(self, ids: npt.NDArray[np.int32]) -> int:
+        """Length of the longest prefix that `ids`, not longer than any leader so far, shares with one."""
+        if self._count == 0:
+            return 0
+        same = self._ids[: self._count, : len(ids)] == ids
+        return int(np.logical_and.accumulate(same, axis=1).sum(axis=1).max())

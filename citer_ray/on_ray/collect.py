@@ -272,7 +272,6 @@ def _pipeline(plan: CollectPlan, rows: list[dict[str, Any]]) -> ray.data.Dataset
             compute=ray.data.ActorPoolStrategy(size=min(replicas.count, len(rows))),
             num_cpus=replicas.num_cpus,
             num_gpus=replicas.num_gpus,
-            max_restarts=3,
         )
     return dataset
 

@@ -44,8 +44,8 @@ def ray_session(config: RayConfig) -> Iterator[None]:
 
 def _quiet() -> None:
     """Our own progress bar says what users need; Ray Data's logs go to its files."""
-    for name in ("ray.data", "ray.train"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("ray.data", "ray.train", "ray._private.authentication"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     context = DataContext.get_current()
     context.enable_progress_bars = False
 
