@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict
 from citer_ray.frontier import (
     CITER_S,
     CONFIDENCE,
+    LLM,
     RANDOM,
+    SLM,
     Frontier,
     Interval,
     citer_method,
@@ -27,11 +29,9 @@ SHARE_LIMIT = 0.15  # and it must be reached at this LLM share
 COMPARED_SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
 _FINE_SHARES = tuple(np.linspace(0.005, 0.5, 100).round(3).tolist())
 
-ZERO_IS_SLM = "threshold_zero_is_slm"
-ABOVE_ONE_IS_LLM = "threshold_above_one_is_llm"
 _EXACTNESS = {
-    ZERO_IS_SLM: "Threshold 0 gives exactly the SLM's greedy answers",
-    ABOVE_ONE_IS_LLM: "A threshold above 1 gives exactly the LLM's greedy answers",
+    SLM: ("threshold_zero_is_slm", "Threshold 0 gives exactly the SLM's greedy answers"),
+    LLM: ("threshold_above_one_is_llm", "A threshold above 1 gives exactly the LLM's greedy answers"),
 }
 
 
@@ -75,7 +75,8 @@ def check_claims(
 
     Args:
         frontier: all methods on the reported examples.
-        exactness: for `ZERO_IS_SLM` and `ABOVE_ONE_IS_LLM`: how many responses were equal, of how many.
+        exactness: how many responses were equal, of how many: under `slm` those at threshold 0 to the SLM's
+            own, under `llm` those at a threshold above 1 to the LLM's own.
         best: the method of the best labelling; None takes the last round's.
     """
     rounds = citer_rounds(frontier.methods)
@@ -96,9 +97,9 @@ def check_claims(
             missing.append(NotChecked(name=name, reason=f"not evaluated: {', '.join(absent)}"))
         else:
             claims += check()
-    for name, statement in _EXACTNESS.items():
-        if exactness and name in exactness:
-            claims.append(_exact(name, statement, *exactness[name]))
+    for end_point, (name, statement) in _EXACTNESS.items():
+        if exactness and end_point in exactness:
+            claims.append(_exact(name, statement, *exactness[end_point]))
         else:
             missing.append(NotChecked(name=name, reason="responses were not compared"))
     return claims, missing

@@ -1,12 +1,12 @@
 """`frontier.png`: accuracy against LLM share, one line for each method.
 
-Fed by a `Frontier`; the picture is shown in the report, in the README and in MLflow. Drawn with matplotlib's Agg
-canvas directly, so that no display, no global state and no backend choice is touched.
+Fed by a `Report`, also by one read back from `report.json`; the picture is shown in the report, in the README
+and in MLflow. Drawn with matplotlib's Agg canvas directly: no display, no global state, no choice of a backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from citer_ray.frontier import CITER_S, CONFIDENCE, LLM, ORACLE, RANDOM, SLM, Frontier, citer_rounds
-from citer_ray.report_text import PLOT_NAME, method_label
+from citer_ray.errors import DataError
+from citer_ray.frontier import CITER_S, CONFIDENCE, LLM, ORACLE, RANDOM, SLM, citer_rounds
+from citer_ray.report_schema import MethodReport, Report
+from citer_ray.report_text import method_label
 
 # Okabe and Ito's palette, told apart also by colour-blind readers; lines differ in dash and marker besides.
 _GREY, _ORANGE, _SKY, _GREEN = "#7f7f7f", "#E69F00", "#56B4E9", "#009E73"
@@ -25,7 +27,6 @@ _BLUE, _VERMILION, _PURPLE, _BLACK = "#0072B2", "#D55E00", "#CC79A7", "#000000"
 _ROUND_COLOURS = (_SKY, _BLUE, _PURPLE, _BLACK)
 _SIZE_INCHES = (8.0, 4.4)
 _DPI = 150  # 1200 pixels wide: sharp at a README's 800
-_GRID = 121
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +37,51 @@ class _Style:
     width: float
 
 
-def plot_frontier(frontier: Frontier, output_dir: str | Path, *, title: str = "", max_share: float = 0.2) -> Path:
-    """Draw `frontier.png` into the output folder.
+def plot_frontier(report: Report, path: str | Path, *, title: str = "", max_share: float = 0.2) -> Path:
+    """Draw accuracy against LLM share as a PNG.
 
     Args:
-        frontier: the methods to draw.
-        output_dir: folder of the picture.
+        report: the methods to draw.
+        path: the picture's file.
         title: shown above the axes.
         max_share: right end of the axis, as an LLM share.
+
+    Raises:
+        DataError: the report lacks an end point.
     """
+    missing = [name for name in (SLM, LLM) if name not in report.methods]
+    if missing:
+        raise DataError(f"the report has no method {' and '.join(missing)}, between which the curves run")
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for name in frontier.curves:
-        _draw_method(axes, frontier, name, max_share)
-    _draw_end_points(axes, frontier, max_share)
-    _dress(figure, axes, frontier, title, max_share)
-    path = Path(output_dir) / PLOT_NAME
+    routed = {name: method for name, method in report.methods.items() if name not in (SLM, LLM)}
+    for name in routed:
+        _draw_method(axes, report, name, max_share)
+    _draw_end_points(axes, report, max_share)
+    _dress(axes, report, title, max_share)
+    _add_legend(figure, axes, report, routed)
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": "citer_ray"})
+    figure.savefig(path, format="png", metadata={"Software": "citer_ray"})
     return path
 
 
-def _draw_method(axes: Axes, frontier: Frontier, name: str, max_share: float) -> None:
-    style = _style(name, citer_rounds(frontier.curves))
-    shares = np.unique(np.concatenate([np.linspace(0, max_share, _GRID), _shares(frontier, name, max_share)]))
-    curve = frontier.accuracy(name, shares.tolist())
-    percent = 100 * shares
+def _draw_method(axes: Axes, report: Report, name: str, max_share: float) -> None:
+    """The curve through measured points and the report's shares (which lie on it), its band, and its points."""
+    style = _style(name, citer_rounds(report.methods))
+    method = report.methods[name]
+    ends = [(float(role == LLM), report.methods[role].points[0]) for role in (SLM, LLM)]
+    band = [(at.llm_share, at.accuracy, *at.accuracy_interval) for at in method.at_shares]
+    band += [(share, point.accuracy, *point.accuracy_interval) for share, point in ends]
+    x, middle, low, high = (100 * np.array(column) for column in zip(*sorted(band), strict=True))
     if name != ORACLE:  # its band lies over the curves that matter
-        low = [100 * interval.low for interval in curve]
-        high = [100 * interval.high for interval in curve]
-        axes.fill_between(percent, low, high, color=style.colour, alpha=0.14, linewidth=0)
+        axes.fill_between(x, low, high, color=style.colour, alpha=0.14, linewidth=0)
+    points = 100 * np.array([(point.llm_share, point.accuracy) for point in method.points])
+    line = np.array(sorted([*zip(x, middle, strict=True), *map(tuple, points)]))
     axes.plot(
-        percent,
-        [100 * interval.value for interval in curve],
+        line[:, 0],
+        line[:, 1],
         color=style.colour,
         linestyle=style.dashes,
         linewidth=style.width,
@@ -78,21 +90,14 @@ def _draw_method(axes: Axes, frontier: Frontier, name: str, max_share: float) ->
         markersize=5,
         label=method_label(name),
     )
-    points = [point for point in frontier.points(name) if point.llm_share <= max_share]
-    axes.plot(
-        [100 * point.llm_share for point in points],
-        [100 * point.accuracy for point in points],
-        color=style.colour,
-        marker=style.marker,
-        markersize=5,
-        linestyle="none",
-    )
+    shown = points[points[:, 0] <= 100 * max_share]
+    axes.plot(*shown.T, color=style.colour, marker=style.marker, markersize=5, linestyle="none")
 
 
-def _draw_end_points(axes: Axes, frontier: Frontier, max_share: float) -> None:
+def _draw_end_points(axes: Axes, report: Report, max_share: float) -> None:
     """Horizontal lines for both models alone, labelled on the lines themselves."""
-    for name, point, above in ((LLM, frontier.llm, True), (SLM, frontier.slm, False)):
-        level = 100 * point.accuracy
+    for name, above in ((LLM, True), (SLM, False)):
+        level = 100 * report.methods[name].points[0].accuracy
         axes.axhline(level, color=_GREY, linewidth=1, linestyle=(0, (1, 1.5)), zorder=1)
         axes.annotate(
             f"{method_label(name)} {level:.1f} %",
@@ -106,45 +111,48 @@ def _draw_end_points(axes: Axes, frontier: Frontier, max_share: float) -> None:
         )
 
 
-def _dress(figure: Figure, axes: Axes, frontier: Frontier, title: str, max_share: float) -> None:
+def _dress(axes: Axes, report: Report, title: str, max_share: float) -> None:
     axes.set_xlim(0, 100 * max_share)
-    low, high = axes.get_ylim()
-    room = 0.06 * (high - low)  # for the labels of the end points' lines
+    low, high = _visible_range(report, max_share)
+    room = 0.06 * max(high - low, 1)  # for the labels of the end points' lines
     axes.set_ylim(max(0, low - room), min(104, high + room))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
     axes.set_xlabel("LLM share (tokens written by the LLM / all tokens)")
-    axes.set_ylabel(f"accuracy ({frontier.num_examples} examples)")
+    axes.set_ylabel(f"accuracy ({report.n} examples)")
     if title:
         axes.set_title(title, loc="left", fontsize=11)
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _visible_range(report: Report, max_share: float) -> tuple[float, float]:
+    """Lowest and highest bound, in per cent, that the picture shows."""
+    bounds = [bound for name in (SLM, LLM) for bound in report.methods[name].points[0].accuracy_interval]
+    for method in report.methods.values():
+        bounds += [bound for at in method.at_shares if at.llm_share <= max_share for bound in at.accuracy_interval]
+        bounds += [point.accuracy for point in method.points if point.llm_share <= max_share]
+    return 100 * min(bounds), 100 * max(bounds)
+
+
+def _add_legend(figure: Figure, axes: Axes, report: Report, routed: Mapping[str, MethodReport]) -> None:
+    """Beside the axes, best method first, so that it reads in the order of the lines."""
+    if not routed:
+        return
     handles, labels = axes.get_legend_handles_labels()
-    order = _by_area(frontier, max_share)
     by_label = dict(zip(labels, handles, strict=True))
-    if order:
-        names = [method_label(name) for name in order]
-        figure.legend(
-            [by_label[name] for name in names],
-            names,
-            loc="outside right center",
-            frameon=False,
-            handlelength=2.6,
-            title=f"band: {100 * frontier.confidence:g} % interval",
-            title_fontsize=9,
-        )
-
-
-def _by_area(frontier: Frontier, max_share: float) -> list[str]:
-    """Methods from best to worst, so that the legend reads in the order of the lines."""
-    areas = {name: frontier.area(name, max_share=max_share).value for name in frontier.curves}
-    return sorted(areas, key=lambda name: -areas[name])
-
-
-def _shares(frontier: Frontier, name: str, max_share: float) -> list[float]:
-    return [point.llm_share for point in frontier.points(name) if point.llm_share <= max_share]
+    names = [method_label(name) for name in sorted(routed, key=lambda name: -routed[name].area)]
+    figure.legend(
+        [by_label[name] for name in names],
+        names,
+        loc="outside right center",
+        frameon=False,
+        handlelength=2.6,
+        title=f"band: {100 * report.measurement.confidence:g} % interval",
+        title_fontsize=9,
+    )
 
 
 def _style(name: str, rounds: Sequence[int]) -> _Style:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from citer_ray.claims import ABOVE_ONE_IS_LLM, ZERO_IS_SLM, Claim, check_claims
+from citer_ray.claims import Claim, check_claims
 from citer_ray.errors import DataError
 from citer_ray.frontier import LLM, SLM, Frontier, MethodCurve, Point
 from citer_ray.report import build_report, load_report, write_report
@@ -27,7 +27,8 @@ CURVES = {
     "citer_round_1": (0.620, 0.700, 0.764, 0.830, 0.859, 0.896, 0.96),
     "citer_round_2": (0.703, 0.853, 0.945, 0.976, 0.984, 0.985, 0.985),
 }
-EXACT = {ZERO_IS_SLM: (400, 400), ABOVE_ONE_IS_LLM: (400, 400)}
+EXACT = {SLM: (400, 400), LLM: (400, 400)}
+ZERO_IS_SLM, ABOVE_ONE_IS_LLM = "threshold_zero_is_slm", "threshold_above_one_is_llm"
 
 
 def make_point(accuracy: float, share: float, knob: float | None, n: int = 400, seed: int = 0) -> Point:
@@ -207,7 +208,7 @@ def test_best_labelling_may_be_named() -> None:
 
 
 def test_a_single_different_response_breaks_exactness() -> None:
-    claims, _ = check_claims(make_frontier(), exactness={ZERO_IS_SLM: (399, 400), ABOVE_ONE_IS_LLM: (0, 0)})
+    claims, _ = check_claims(make_frontier(), exactness={SLM: (399, 400), LLM: (0, 0)})
     found = {claim.name: claim for claim in claims}
     assert not found[ZERO_IS_SLM].holds
     assert found[ZERO_IS_SLM].measured == "399 of 400 responses are equal, token for token"
@@ -255,7 +256,7 @@ def test_markdown_tables(report: Report) -> None:
 
 
 def test_markdown_says_what_does_not_hold() -> None:
-    text = render_markdown(make_report(exactness={**EXACT, ZERO_IS_SLM: (399, 400)}))
+    text = render_markdown(make_report(exactness={**EXACT, SLM: (399, 400)}))
     assert "**1 of 7 do not hold.**" in text
     assert "| 399 of 400 responses are equal, token for token | **no** |" in text
 
