@@ -179,7 +179,7 @@ class Labeller:
 
     def _chosen(self, row: LabelRow) -> npt.NDArray[np.bool_]:
         """The sampled positions of a row: a function of the seed and the example's id."""
-        key = [self._seed % 2**64, zlib.crc32(row.example_id.encode())]
+        key = np.array([self._seed % 2**64, zlib.crc32(row.example_id.encode())], np.uint64)
         draws = np.random.Generator(np.random.Philox(key=key)).random(len(row.case))
         return draws < self._settings.state_fraction
 

@@ -14,7 +14,7 @@ from citer_ray.engine import Sampling
 
 def gumbel_noise(seed: int, position: int, size: int) -> npt.NDArray[np.float64]:
     """float64 [size]; standard Gumbel noise for one position."""
-    generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, position]))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, position], np.uint64)))
     return generator.gumbel(size=size)
 
 
