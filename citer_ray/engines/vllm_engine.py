@@ -79,12 +79,9 @@ class VLLMEngine:
         self._decoder: AsyncLLM | None = None
         self._scorer: AsyncLLM | None = None
         if purpose == "decode":
-            self._decoder = launch_decoder(
-                model, self._settings, options, self._architecture, self._kv_watch.factory
-            )
+            self._decoder = launch_decoder(model, self._settings, options, self._architecture, self._kv_watch.factory)
         else:
             self._scorer = self._launch_scorer()
-        self._purpose = purpose
         started = self._decoder or self._scorer
         assert started is not None, "one of the two was launched"
         # One token less than vLLM takes, because it counts a sampled token (a handoff, too) before it looks.
@@ -97,7 +94,7 @@ class VLLMEngine:
         self._request_ids = itertools.count()
         # Sessions that have a request, least recently used first, with the KV blocks reserved for each.
         self._sessions: dict[VLLMSession, int] = {}
-        self._closed = False
+        self.closed = False
 
     @property
     def max_model_len(self) -> int:
@@ -127,9 +124,7 @@ class VLLMEngine:
         if len(prompt_ids) == 0:
             raise ValueError("the prompt is empty; give at least one token id (a BOS token, for example)")
         if len(prompt_ids) > self._max_model_len:
-            raise ValueError(
-                f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}"
-            )
+            raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}")
         if scorer is not None:
             self._check_scorer(scorer, threshold)
         return VLLMSession(self, prompt_ids, sampling, None if scorer is None else float(threshold))
@@ -141,8 +136,8 @@ class VLLMEngine:
         return await self.loop.call(self._score(batch, hidden))
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self.loop.close()
             for client in (self._decoder, self._scorer):
                 if client is not None:
@@ -151,7 +146,7 @@ class VLLMEngine:
     # -- checks ----------------------------------------------------------------------------------------------
 
     def _check_alive(self) -> None:
-        if self._closed:
+        if self.closed:
             raise RetryableError("the engine is closed")
         if any(client is not None and client.errored for client in (self._decoder, self._scorer)):
             raise RetryableError("vLLM's engine process died; start the engine again")
@@ -178,8 +173,7 @@ class VLLMEngine:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if total + max_tokens - 1 > self._max_model_len:
             raise ValueError(
-                f"{total} tokens of context and {max_tokens} new ones exceed the engine's "
-                f"{self._max_model_len}"
+                f"{total} tokens of context and {max_tokens} new ones exceed the engine's {self._max_model_len}"
             )
 
     # -- for sessions, in the engine's loop ------------------------------------------------------------------
@@ -251,10 +245,7 @@ class VLLMEngine:
     async def _trim(self) -> None:
         # vLLM preempts requests that run, but never one that waits for its next turn: without this, idle
         # sessions could hold every block while a turn waits for one.
-        while (
-            sum(self._sessions.values()) > self._num_blocks
-            or len(self._sessions) > self._options.max_num_seqs
-        ):
+        while sum(self._sessions.values()) > self._num_blocks or len(self._sessions) > self._options.max_num_seqs:
             idle = next((one for one in self._sessions if not one.busy), None)
             if idle is None:
                 return
@@ -267,11 +258,15 @@ class VLLMEngine:
     # -- scoring ---------------------------------------------------------------------------------------------
 
     async def _score(self, batch: Sequence[TokenSequence], hidden: bool) -> list[Scores]:
-        if hidden and self._scorer is None:
+        if hidden:
             async with self._scorer_starting:
-                self._scorer = self._scorer or await asyncio.to_thread(self._launch_scorer)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._score_one(sequence, hidden)) for sequence in batch]
+                if self._scorer is None:
+                    self._scorer = await asyncio.to_thread(self._launch_scorer)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._score_one(sequence, hidden)) for sequence in batch]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
         return [task.result() for task in tasks]
 
     async def _score_one(self, sequence: TokenSequence, hidden: bool) -> Scores:

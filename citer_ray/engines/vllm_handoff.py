@@ -9,7 +9,7 @@ the ids that are never written. This is the one place beside `policy.hands_off` 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.exceptions import VLLMValidationError
@@ -34,8 +34,7 @@ class HandoffLogitsProcessor(LogitsProcessor):
         threshold = _threshold(sampling_params)
         if threshold is None:
             return
-        number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-        if not number or not 0 <= threshold < math.inf:
+        if not isinstance(threshold, int | float) or isinstance(threshold, bool) or not 0 <= threshold < math.inf:
             raise VLLMValidationError(
                 f"{THRESHOLD_KEY} must be a number in [0, inf), got {threshold!r}", parameter=THRESHOLD_KEY
             )
@@ -85,10 +84,10 @@ class HandoffLogitsProcessor(LogitsProcessor):
         return self._thresholds_B
 
 
-def _threshold(params: SamplingParams) -> object:
+def _threshold(params: SamplingParams) -> Any:
     return (params.extra_args or {}).get(THRESHOLD_KEY)
 
 
 def _threshold_state(params: SamplingParams) -> float | None:
     threshold = _threshold(params)
-    return None if threshold is None else float(threshold)  # type: ignore[arg-type]
+    return None if threshold is None else float(threshold)

@@ -73,22 +73,14 @@ def split_cores(slm_share: float = 0.5) -> tuple[tuple[int, ...], tuple[int, ...
     Raises:
         ConfigError: this process may use a single core only.
     """
-    cores = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if len(cores) < 2:
-        raise ConfigError(
-            "two vLLM engines on a CPU need two cores or more; run them on machines of their own"
-        )
+        raise ConfigError("two vLLM engines on a CPU need two cores or more; run them on machines of their own")
     count = min(max(round(len(cores) * slm_share), 1), len(cores) - 1)
     return tuple(cores[:count]), tuple(cores[count:])
 
 
-def check(
-    model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerprint: str | None
-) -> str | None:
+def check(model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerprint: str | None) -> str | None:
     """Everything that can be wrong before the model's weights are read.
 
     Returns:
@@ -120,14 +112,14 @@ def check(
         from citer_ray.router_artifact import load_router
 
         load_router(settings.router, slm_fingerprint=slm_fingerprint, hidden_size=int(text.hidden_size))
-    architecture = (config.architectures or ["none"])[0]
+    architecture = str((config.architectures or ["none"])[0])
     if architecture in ARCHITECTURES:
         return architecture
     if settings.router is not None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise PairError(
-            f"{architecture} has no routed version, so {model} cannot be the SLM in vLLM; take one of {known}, "
-            "or add a line to citer_ray/engines/vllm_architectures.py"
+            f"{architecture} has no routed version, so {model} cannot be the SLM in vLLM; take one of "
+            f"{known}, or add a line to citer_ray/engines/vllm_architectures.py"
         )
     return None
 
@@ -153,9 +145,7 @@ def _check_vocabulary(model: str, settings: ModelSettings, num_rows: int) -> Non
         )
     handoff = settings.handoff_token_id
     if settings.router is not None and handoff is None:
-        raise PairError(
-            "a router needs a handoff token id; set pair.handoff_token to an unused id of the vocabulary"
-        )
+        raise PairError("a router needs a handoff token id; set pair.handoff_token to an unused id of the vocabulary")
     if handoff is not None and not 0 <= handoff < num_rows:
         raise PairError(f"the handoff token id {handoff} is not in 0..{num_rows - 1}, the ids of {model}")
 
@@ -216,9 +206,7 @@ def _launch(arguments: dict[str, Any], options: VLLMOptions, stats: list[Any]) -
         except (RuntimeError, ValueError, TypeError) as error:
             reason = str(error).strip().splitlines()[0]
             model = arguments["model"]
-            raise ConfigError(
-                f"vLLM could not start {model!r}: {reason}; its log above has the cause"
-            ) from error
+            raise ConfigError(f"vLLM could not start {model!r}: {reason}; its log above has the cause") from error
 
 
 @contextmanager

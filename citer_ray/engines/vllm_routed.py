@@ -46,11 +46,25 @@ class RouterHead:
         if self._masked:
             logits_BV[:, self._masked] = -torch.inf
         if self._router is not None:
-            # The router stays float32 whatever the model's dtype: thresholds are compared at full precision.
-            self._router.to(device=hidden_BH.device, dtype=torch.float32)
+            if self._device != hidden_BH.device:
+                self._router, self._device = self._router.to(hidden_BH.device), hidden_BH.device
+            # The router is float32 whatever the model's dtype: thresholds are compared at full precision.
+            logits_BV[:, self._settings.handoff_token_id] = encode_scores(self._router.p_slm(hidden_BH))
+        return logits_BV
 
 
-XX
+def _load_router(folder: str) -> Router:
+    """In float32 on the CPU, whatever default dtype and device vLLM has set while it builds a model."""
+    from citer_ray.router_artifact import load_router
+
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            # The engine checked the fingerprint before it started this process.
+            return load_router(folder, slm_fingerprint=None)[0]
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 class RoutedMixin:
@@ -60,9 +74,7 @@ class RoutedMixin:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         settings = ModelSettings.from_config(vllm_config.model_config.hf_config)
         if settings is None:
-            raise ValueError(
-                f"{type(self).__name__} is built by citer_ray's VLLMEngine; it cannot be loaded alone"
-            )
+            raise ValueError(f"{type(self).__name__} is built by citer_ray's VLLMEngine; it cannot be loaded alone")
         self._router_head = RouterHead(settings)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:

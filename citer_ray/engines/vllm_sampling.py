@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
-_RowState = tuple[
-    Sampling, int, list[int]
-]  # how, position of the turn's first token, the turn's tokens so far
+_RowState = tuple[Sampling, int, list[int]]  # how, position of the turn's first token, the turn's tokens so far
 
 
 class SeededSamplingProcessor(LogitsProcessor):

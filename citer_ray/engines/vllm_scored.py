@@ -46,9 +46,7 @@ class ScoringPooler(Pooler):
     def get_pooling_updates(self, task: Any) -> PoolingParamsUpdate:
         return PoolingParamsUpdate(requires_token_ids=True)
 
-    def forward(
-        self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata
-    ) -> list[torch.Tensor | None]:
+    def forward(self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata) -> list[torch.Tensor | None]:
         """One entry a sequence; None where a part of the prompt is still to come."""
         cursor = pooling_metadata.get_pooling_cursor()
         chunks = hidden_states.split(cursor.num_scheduled_tokens_cpu.tolist())
@@ -69,9 +67,7 @@ class ScoringPooler(Pooler):
 
     def _scores(self, hidden_TH: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         columns = []
-        for hidden_CH, targets_C in zip(
-            hidden_TH.split(_LOGIT_ROWS), targets_T.long().split(_LOGIT_ROWS), strict=True
-        ):
+        for hidden_CH, targets_C in zip(hidden_TH.split(_LOGIT_ROWS), targets_T.long().split(_LOGIT_ROWS), strict=True):
             logits_CV = self._logits(hidden_CH)
             if logits_CV is None:
                 columns.append(hidden_CH.new_zeros((len(hidden_CH), 2), dtype=torch.float32))

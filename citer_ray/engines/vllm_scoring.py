@@ -67,9 +67,7 @@ async def score_by_states(llm: AsyncLLM, request_id: str, sequence: TokenSequenc
         values = output.outputs.data.numpy()
     assert values is not None, "the pooling engine answers every request"
     if len(values) != len(sequence.response_ids):
-        raise RuntimeError(
-            f"sent {len(sequence.response_ids)} response tokens, got the states of {len(values)}"
-        )
+        raise RuntimeError(f"sent {len(sequence.response_ids)} response tokens, got the states of {len(values)}")
     return Scores(
         greedy=values[:, -2].astype(np.int32),
         reference_logprob=values[:, -1].copy(),

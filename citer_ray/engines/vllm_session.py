@@ -2,7 +2,7 @@
 
 vLLM calls it streaming input: a request whose prompt comes in pieces. Each turn sends a piece and reads until
 the engine stops. vLLM then forgets the last token that it sampled, which has no KV entry yet (the handoff
-token, after a handoff); `held` keeps the same books. The session also keeps the ids themselves: when the
+token, after a handoff); `num_tokens` keeps the same books. The session also keeps the ids themselves: when the
 engine needs its memory it drops an idle session's request, and the next turn begins a new one with
 everything.
 """
@@ -41,18 +41,26 @@ class RequestStream:
         """Send ids, and read until the engine stops.
 
         Raises:
-            RetryableError: the engine gave the request up.
+            ValueError: vLLM refuses the parameters.
+            RetryableError: the engine gave the request up, or died.
         """
         from vllm.engine.protocol import StreamingInput
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         self._inputs.put_nowait(StreamingInput(tokens_input(new_ids), params))
         if self._outputs is None:
             self._outputs = self._start(self._feed(), params)
         record = TurnRecord()
-        async for output in self._outputs:
-            if record.add(output):
-                return record
+        try:
+            async for output in self._outputs:
+                if record.add(output):
+                    return record
+        except VLLMClientError as error:
+            raise ValueError(str(error)) from error
+        except EngineDeadError as error:
+            raise RetryableError("vLLM's engine process died; start the engine again") from error
         raise RetryableError("vLLM ended the request without a reason; send the whole context again")
 
     async def _feed(self) -> AsyncGenerator[StreamingInput, None]:
@@ -79,9 +87,7 @@ class TurnRecord:
     """What vLLM sent in one turn."""
 
     token_ids: list[int] = field(default_factory=list)
-    columns: list[dict[int, float]] = field(
-        default_factory=list
-    )  # logprobs by id, the sampled token's among them
+    columns: list[dict[int, float]] = field(default_factory=list)  # logprobs by id, the sampled token's among them
     stop_reason: str = ""
     stop_token: int | str | None = None
 
@@ -112,9 +118,7 @@ class TurnRecord:
         elif self.stop_reason == "stop":
             finish = Finish.HANDOFF if self.stop_token == handoff else Finish.EOS
         else:
-            raise RetryableError(
-                f"vLLM gave the request up ({self.stop_reason}); send the whole context again"
-            )
+            raise RetryableError(f"vLLM gave the request up ({self.stop_reason}); send the whole context again")
         scores = []
         if scored:
             assert handoff is not None
@@ -129,6 +133,7 @@ class SessionHost(Protocol):
 
     loop: EngineLoop
     handoff_token_id: int | None
+    closed: bool
 
     def check_turn(self, total: int, max_tokens: int) -> None: ...
 
@@ -163,9 +168,7 @@ class VLLMSession:
         self._prompt_pending = True
         self.stream: RequestStream | None = None
         self.busy = False
-        self._lost = (
-            False  # a turn failed: nothing is held, whatever the engine's loop still does with that turn
-        )
+        self._lost = False  # a turn failed: nothing is held, whatever the engine's loop still does with that turn
         self._closed = False
         self._lock = asyncio.Lock()  # a cancelled turn ends a moment after its caller knows
 
@@ -179,9 +182,7 @@ class VLLMSession:
         total = self.num_tokens + len(new_ids)
         self._host.check_turn(total, max_tokens)
         if not new_ids and (self._lost or not self._prompt_pending):
-            raise ValueError(
-                "nothing to compute: send the ids that the session does not hold (ids[num_tokens:])"
-            )
+            raise ValueError("nothing to compute: send the ids that the session does not hold (ids[num_tokens:])")
         restart, self._lost = self._lost, False
         try:
             return await self._host.loop.call(self._turn(list(new_ids), max_tokens, restart))
@@ -192,7 +193,8 @@ class VLLMSession:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._host.loop.call(self._close())
+            if not self._host.closed:  # a closed engine holds nothing
+                await self._host.loop.call(self._close())
 
     async def drop(self) -> None:
         """Give the KV cache back, keep the ids; the next turn computes them again. In the engine's loop."""
@@ -231,6 +233,6 @@ class VLLMSession:
         return turn
 
     async def _close(self) -> None:
-        async with self._lock:
+        async with self._lock:  # after a turn that was cancelled has let go
             self._host.forget(self)
             await self.drop()
