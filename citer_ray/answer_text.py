@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+MAX_STATEMENT = 400  # characters of a statement that are read: models that loop write endless ones
+
 _BOXED_TOKENS = re.compile(r"(?P<boxed>\\f?box(?:ed)?\s*\{)|\\.|(?P<brace>[{}])", re.DOTALL)
 _STATEMENT = re.compile(
     r"""\b(?:answer(?!\s+(?:choices|options)\b)|(?:correct|right)\s+(?:option|choice)|(?:i|we)\s+(?:would\s+)?(?:choose|pick|select))\b
@@ -18,6 +20,13 @@ _STATEMENT = re.compile(
           | (?<= choose | select ) | (?<= \bpick ) )""",
     re.IGNORECASE | re.VERBOSE,
 )
+_VERDICT = re.compile(
+    r"""\s(?:is|would\s{1,3}be|must\s{1,3}be) \s{1,3} (?:the\s{1,3})?
+        (?: (?:correct|right|best)\s{1,3}(?:answer|option|choice|one)\b
+          | (?:answer|correct)\b (?=\s{0,3}(?:[.,;!]|$|because|since)) )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_SUBJECT = re.compile(r"[^\n.!?;]{1,80}\Z")
 _SENTENCE_END = re.compile(r"\n|[.!?;](?=\s|$)")
 
 
@@ -41,9 +50,8 @@ def boxed_statements(text: str) -> list[Statement]:
     r"""The contents of every complete, non-empty `\boxed{...}`, nested braces and all."""
     found: list[Statement] = []
     open_groups: list[tuple[int, int] | None] = []  # (start, start of the content), or None for a plain brace
-    for token in _BOXED_TOKENS.finditer(
-        text
-    ):  # an escaped brace is a set's, not LaTeX's grouping: `\\.` eats it
+    # An escaped brace belongs to a set, not to LaTeX's grouping: the pattern skips it.
+    for token in _BOXED_TOKENS.finditer(text):
         if token["boxed"]:
             open_groups.append((token.start(), token.end()))
         elif token["brace"] == "{":
@@ -73,17 +81,27 @@ def answer_statements(text: str, inside: Callable[[int], bool] = lambda position
         start = match.end()
         while start < len(text) and text[start].isspace():
             start += 1
-        found.append(Statement(match.start(), text[start : sentence_end(text, start, inside)].strip()))
+        end = min(sentence_end(text, start, inside), start + MAX_STATEMENT)
+        found.append(Statement(match.start(), text[start:end].strip()))
     return [statement for statement in found if statement.text]
 
 
+def verdict_statements(text: str) -> list[Statement]:
+    """What precedes "is the correct answer", "is correct" and the like, within its sentence."""
+    found = []
+    for match in _VERDICT.finditer(text):
+        if subject := _SUBJECT.search(text, max(0, match.start() - 80), match.start()):
+            found.append(Statement(subject.start(), subject[0]))
+    return found
+
+
 def last_sentence(text: str, inside: Callable[[int], bool] = lambda position: False) -> str:
-    """The last sentence that holds a letter or a digit, without its full stop."""
+    """The last sentence that holds a letter or a digit (its end, if it is long), without its full stop."""
     start, last = 0, ""
     while start < len(text):
         end = sentence_end(text, start, inside)
         if any(character.isalnum() for character in text[start:end]):
-            last = text[start:end].strip()
+            last = text[max(start, end - MAX_STATEMENT) : end].strip()
         start = end + 1
     return last
 

@@ -50,23 +50,16 @@ def extract_answer(
     if task == "math":
         return extract_math(text, last_number=last_number)
     if not choices:
-        raise DataError(
-            "a multiple-choice response can only be read with the question's choices: pass `choices`"
-        )
+        raise DataError("a multiple-choice response can only be read with the question's choices: pass `choices`")
     return extract_choice(text, choices)
 
 
-def grade(
-    response_text: str, example: Example, *, stop_texts: Iterable[str] = (), last_number: bool = False
-) -> Grade:
+def grade(response_text: str, example: Example, *, stop_texts: Iterable[str] = (), last_number: bool = False) -> Grade:
     """Grades a response against its example; see `extract_answer` for the arguments."""
     extracted = extract_answer(
         response_text, example.task, example.choices, stop_texts=stop_texts, last_number=last_number
     )
     if extracted is None:
         return Grade(correct=False, answered=False, extracted=None)
-    if example.task == "choice":
-        correct = extracted == example.answer
-    else:
-        correct = math_equal(extracted, example.answer)
-    return Grade(correct=correct, answered=True, extracted=extracted)
+    same = extracted == example.answer if example.task == "choice" else math_equal(extracted, example.answer)
+    return Grade(correct=same, answered=True, extracted=extracted)

@@ -16,7 +16,9 @@ from itertools import pairwise
 
 from pydantic import BaseModel, ConfigDict
 
-from citer_ray.answer_text import answer_statements, boxed_statements, last_sentence
+from citer_ray.answer_text import answer_statements, boxed_statements, last_sentence, verdict_statements
+
+MAX_MARKER = 12  # characters of a label and its marks before an option's text: "(B). "
 
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "“": '"', "”": '"', "\u00a0": " "})
 _TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|tt)?|math(?:bf|rm|it)|mbox|emph)\s*\{([^{}]*)\}")
@@ -27,9 +29,7 @@ _FILLER = re.compile(
 )
 _MARKS = " \"'.,:;!?-()[]"
 _ALTERNATIVE = re.compile(r"\b(?:or|and)\b|/|&|^\s*,\s*$", re.IGNORECASE)
-_NO_ALTERNATIVE = re.compile(
-    r"\b(?:because|since|as|while|whereas|but|than|instead|if|so)\b|[.;\n]", re.IGNORECASE
-)
+_NO_ALTERNATIVE = re.compile(r"\b(?:because|since|as|while|whereas|but|than|instead|if|so)\b|[.;\n]", re.IGNORECASE)
 _REJECTED_BEFORE = re.compile(
     r"\b(?:not|never|neither|nor|rather than|instead of|unlike|except|than|(?:is|was)n't|can(?:no|')t be)\s+"
     r"(?:(?!but\b|it\b|is\b)[\w']+\s+){0,3}[(\[\"']?$",
@@ -103,7 +103,9 @@ class _ChoiceReader:
         text = _plain(raw)
         boxes = [(box.start, _plain(box.text)) for box in boxed_statements(text)]
         inside = self._inside_texts(text)
-        sentences = [(found.start, found.text) for found in answer_statements(text, inside)]
+        sentences = [
+            (found.start, found.text) for found in [*verdict_statements(text), *answer_statements(text, inside)]
+        ]
         for _, statement in sorted(boxes + sentences, key=lambda found: found[0], reverse=True):
             if stated := self._stated(statement):
                 return _only(stated)
@@ -187,7 +189,7 @@ class _ChoiceReader:
             return frozenset()
         options: set[str] = set()
         for mention in reversed(mentions):
-            marker = self.marker.search(text, 0, mention.start)
+            marker = self.marker.search(text, max(0, mention.start - MAX_MARKER), mention.start)
             if marker is None or self._label(marker) not in mention.labels:
                 break
             options |= mention.labels
@@ -219,9 +221,7 @@ class _ChoiceReader:
         return _all_labels(mentions)
 
     def _texts(self, statement: str) -> list[_Mention]:
-        return [
-            _Mention(*match.span(), self.by_text[_key(match[0])]) for match in self.text.finditer(statement)
-        ]
+        return [_Mention(*match.span(), self.by_text[_key(match[0])]) for match in self.text.finditer(statement)]
 
     def _label(self, match: re.Match[str]) -> str:
         return self.labels[next(group for group in match.groups() if group).casefold()]

@@ -208,25 +208,17 @@ def _fits_gsm8k(row: Row) -> bool:
 
 
 def _fits_mmlu(row: Row) -> bool:
-    return (
-        {"question", "choices", "answer"} <= row.keys()
-        and "id" not in row
-        and not isinstance(row["answer"], str)
-    )
+    return {"question", "choices", "answer"} <= row.keys() and "id" not in row and not isinstance(row["answer"], str)
 
 
 FORMATS: dict[str, RowFormat] = {
     "choice": RowFormat(lambda row: {"question", "choices", "answerKey"} <= row.keys(), _convert_choice),
     "openbookqa": RowFormat(lambda row: {"question_stem", "choices"} <= row.keys(), _convert_openbookqa),
-    "math_prompted": RowFormat(
-        lambda row: {"prompt", "cot", "answerKey"} <= row.keys(), _convert_math_prompted
-    ),
+    "math_prompted": RowFormat(lambda row: {"prompt", "cot", "answerKey"} <= row.keys(), _convert_math_prompted),
     "math": RowFormat(lambda row: {"problem", "solution"} <= row.keys(), _convert_math),
     "mmlu": RowFormat(_fits_mmlu, _convert_mmlu),
     "gsm8k": RowFormat(_fits_gsm8k, _convert_gsm8k),
-    "plain": RowFormat(
-        lambda row: "answer" in row and bool({"prompt", "question"} & row.keys()), _convert_plain
-    ),
+    "plain": RowFormat(lambda row: "answer" in row and bool({"prompt", "question"} & row.keys()), _convert_plain),
 }
 
 
@@ -260,9 +252,7 @@ def _encodable(value: str, field: str, *, strip: bool) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{field} has a lone surrogate at character {error.start}: not valid Unicode text"
-        ) from error
+        raise DataError(f"{field} has a lone surrogate at character {error.start}: not valid Unicode text") from error
     if not value.strip():
         return None
     return value.strip() if strip else value
@@ -291,9 +281,7 @@ def _choices(row: Row) -> tuple[Choice, ...]:
     if len(labels) < 2:
         raise DataError(f"choices must be 2 or more, got {len(labels)}")
     pairs = [{"label": label, "text": text} for label, text in zip(labels, texts, strict=True)]
-    choices = tuple(
-        Choice(label=_text(pair, "label"), text=_text(pair, "text", strip=False)) for pair in pairs
-    )
+    choices = tuple(Choice(label=_text(pair, "label"), text=_text(pair, "text", strip=False)) for pair in pairs)
     if len({choice.label.casefold() for choice in choices}) < len(choices):
         raise DataError(f"choices have a label twice: {', '.join(choice.label for choice in choices)}")
     return choices

@@ -30,9 +30,7 @@ class NumberedRow:
     reason: str | None = None
 
 
-def read_rows(
-    source: str, *, split: str, limit: int | None, families: Sequence[str] | None
-) -> Iterator[NumberedRow]:
+def read_rows(source: str, *, split: str, limit: int | None, families: Sequence[str] | None) -> Iterator[NumberedRow]:
     """Opens a source.
 
     Args:
@@ -145,7 +143,5 @@ def _parse_embedded(source: str) -> tuple[str, int | None, list[str]]:
     if rest and rest[0].isdecimal():
         count = int(rest.pop(0))
     if not split or len(rest) > 1 or count == 0:
-        raise ConfigError(
-            f"cannot read {source!r}: use embedded:SPLIT[:COUNT][:FAMILY,FAMILY], with COUNT at least 1"
-        )
+        raise ConfigError(f"cannot read {source!r}: use embedded:SPLIT[:COUNT][:FAMILY,FAMILY], with COUNT at least 1")
     return split, count, [family.strip() for family in rest[0].split(",")] if rest else []

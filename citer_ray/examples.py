@@ -51,9 +51,7 @@ class Example(BaseModel):
     choices: tuple[Choice, ...] | None = None
     family: str | None = None
     full_prompt: bool = False
-    question: str | None = Field(
-        None, description="The bare question of a row that brings a whole prompt, if known."
-    )
+    question: str | None = Field(None, description="The bare question of a row that brings a whole prompt, if known.")
     row: int = Field(0, description="Number of the row in its source, from 1; a JSONL file's line.")
     source: str = ""
 

@@ -58,11 +58,7 @@ def _undelimited(text: str) -> str:
 def _spelling(text: str) -> str:
     """A text without LaTeX's spacing and commands that change no meaning; words also without case."""
     text = (
-        _TEXT_COMMAND.sub(r"\1", text)
-        .replace("\\dfrac", "\\frac")
-        .replace("\\tfrac", "\\frac")
-        .strip()
-        .rstrip(".,;")
+        _TEXT_COMMAND.sub(r"\1", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip().rstrip(".,;")
     )
     if _WORDS.fullmatch(text):
         text = text.casefold()

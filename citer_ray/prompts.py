@@ -41,9 +41,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    def apply_chat_template(
-        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool
-    ) -> Any: ...
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
 
 
 class PromptFormat(BaseModel):
@@ -53,20 +51,14 @@ class PromptFormat(BaseModel):
 
     choice: str = Field(CITER_CHOICE, description="Template for multiple choice; fields: question, choices.")
     math: str = Field(CITER_MATH, description="Template for math; field: question.")
-    choice_line: str = Field(
-        "{label}. {text}", description="Template of one line of `choices`; fields: label, text."
-    )
-    chat: bool = Field(
-        False, description="Wrap the prompt with the tokenizer's chat template as one user message."
-    )
+    choice_line: str = Field("{label}. {text}", description="Template of one line of `choices`; fields: label, text.")
+    chat: bool = Field(False, description="Wrap the prompt with the tokenizer's chat template as one user message.")
     use_row_prompt: bool = Field(True, description="Use a row's own complete prompt where it has one.")
     bos: Literal["auto", "always", "never"] = Field(
         "auto",
         description="BOS before the prompt: as the tokenizer or its chat template has it, always, or never.",
     )
-    reference_prefix: str = Field(
-        "", description="Text before every reference, such as a space after `Answer:`."
-    )
+    reference_prefix: str = Field("", description="Text before every reference, such as a space after `Answer:`.")
 
     @field_validator("choice", "math", "choice_line")
     @classmethod
@@ -101,9 +93,7 @@ class PromptFormat(BaseModel):
             )
         if example.task == "math":
             return self.math.format(question=question)
-        lines = [
-            self.choice_line.format(label=choice.label, text=choice.text) for choice in example.choices or ()
-        ]
+        lines = [self.choice_line.format(label=choice.label, text=choice.text) for choice in example.choices or ()]
         return self.choice.format(question=question, choices="\n".join(lines))
 
     def encode_prompt(self, example: Example, tokenizer: Tokenizer) -> list[int]:
@@ -131,9 +121,7 @@ class PromptFormat(BaseModel):
             DataError: The reference is empty, or has EOS before its end.
         """
         if not example.reference.strip():
-            raise DataError(
-                f"example {example.id!r} ({example.source}, row {example.row}) has an empty reference"
-            )
+            raise DataError(f"example {example.id!r} ({example.source}, row {example.row}) has an empty reference")
         ids = list(tokenizer.encode(self.reference_prefix + example.reference, add_special_tokens=False))
         if ids[-1:] != [eos_token_id]:
             ids.append(eos_token_id)
@@ -152,9 +140,7 @@ class PromptFormat(BaseModel):
         bos_id: int | None = tokenizer.bos_token_id
         if self.bos == "always":
             if bos_id is None:
-                raise ConfigError(
-                    "prompt.bos is `always`, but the tokenizer has no BOS token: use auto or never"
-                )
+                raise ConfigError("prompt.bos is `always`, but the tokenizer has no BOS token: use auto or never")
             return bos_id
         adds_bos = bos_id is not None and list(tokenizer.encode("", add_special_tokens=True))[:1] == [bos_id]
         return bos_id if adds_bos else None
@@ -193,9 +179,7 @@ def check_lengths(
         try:
             prompt_tokens = len(prompt_format.encode_prompt(example, tokenizer))
             reference_tokens = (
-                0
-                if eos_token_id is None
-                else len(prompt_format.encode_reference(example, tokenizer, eos_token_id))
+                0 if eos_token_id is None else len(prompt_format.encode_reference(example, tokenizer, eos_token_id))
             )
         except DataError as error:
             quarantined.append(_set_aside(example, str(error), {}))
@@ -219,16 +203,12 @@ def check_lengths(
 
 
 def _set_aside(example: Example, reason: str, numbers: dict[str, int]) -> QuarantinedRow:
-    return QuarantinedRow(
-        source=example.source, row=example.row, id=example.id, reason=reason, numbers=numbers
-    )
+    return QuarantinedRow(source=example.source, row=example.row, id=example.id, reason=reason, numbers=numbers)
 
 
 def _in_chat_template(text: str, tokenizer: Tokenizer) -> str:
     if not tokenizer.chat_template:
-        raise ConfigError(
-            "prompt.chat is on, but the tokenizer has no chat template: set prompt.chat to false"
-        )
+        raise ConfigError("prompt.chat is on, but the tokenizer has no chat template: set prompt.chat to false")
     messages = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
@@ -245,8 +225,7 @@ def _check_template(template: str, allowed: tuple[str, ...]) -> None:
     if unknown := sorted(used - set(allowed)):
         shown = ", ".join(f"{{{name}}}" for name in unknown)
         raise ValueError(
-            f"unknown field {shown}: the fields are {fields}; "
-            "write literal braces twice, as in \\boxed{{}}"
+            f"unknown field {shown}: the fields are {fields}; write literal braces twice, as in \\boxed{{{{}}}}"
         )
     if any(conversion or specification for _, _, specification, conversion in pieces):
         raise ValueError(f"a field takes no conversion and no format: write plain {fields}")

@@ -140,9 +140,7 @@ def _serve(cpu_seconds: float) -> None:
         stated, answer = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         try:
-            gold, target = (
-                math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (answer, stated)
-            )
+            gold, target = (math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (answer, stated))
             verdict = bool(gold and target and math_verify.verify(gold, target, timeout_seconds=None))
         except Exception:  # noqa: BLE001  (computer algebra fails in many ways on odd text: unequal)
             verdict = False

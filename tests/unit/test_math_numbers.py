@@ -86,9 +86,7 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [(text, value) for value, texts in SPELLINGS.items() for text in texts]
-)
+@pytest.mark.parametrize(("text", "value"), [(text, value) for value, texts in SPELLINGS.items() for text in texts])
 def test_spellings_of_a_value(text: str, value: Fraction) -> None:
     number = parse_number(text)
     assert number is not None
@@ -96,9 +94,7 @@ def test_spellings_of_a_value(text: str, value: Fraction) -> None:
     assert not number.percent
 
 
-@pytest.mark.parametrize(
-    "text", ["50%", r"50\%", "50 %", "50 percent", "50 per cent", r"$50\%$", "50.0% of them"]
-)
+@pytest.mark.parametrize("text", ["50%", r"50\%", "50 %", "50 percent", "50 per cent", r"$50\%$", "50.0% of them"])
 def test_percentages(text: str) -> None:
     number = parse_number(text)
     assert number is not None
