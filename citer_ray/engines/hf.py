@@ -74,6 +74,8 @@ class TransformersEngine:
         max_pass_tokens: padded tokens of one forward pass.
         executor: where passes run. None runs them in the event loop: then what shares a pass depends on nothing but
             the order of calls, and a repeated job gives bit-identical results. Serving passes a one-thread executor.
+        delay: turns of the event loop for which a pass waits for more requests (delayed batching). Many routed
+            responses share the LLM's passes better; with passes in the event loop a turn is one pass of the SLM.
     """
 
     def __init__(
@@ -88,12 +90,13 @@ class TransformersEngine:
         max_rows: int = 256,
         max_pass_tokens: int = 8192,
         executor: Executor | None = None,
+        delay: int = 0,
     ) -> None:
         self._model = HiddenStateModel(model, shared_vocab_size, masked_ids)
         self._max_model_len, self._max_pass_tokens = max_model_len, max_pass_tokens
         self._scorers = dict(scorers or {})
         self._batcher = Batcher(
-            self._model, frozenset(eos_token_ids), max_model_len, max_rows, max_pass_tokens, executor
+            self._model, frozenset(eos_token_ids), max_model_len, max_rows, max_pass_tokens, executor, delay
         )
         self._closed = False
 

@@ -24,6 +24,7 @@ from citer_ray.engines.scorers import Scorer, StepState
 from citer_ray.errors import RetryableError
 from citer_ray.policy import hands_off
 
+_FULL_PASS = 64  # requests; with as many a pass is worth running at once
 _MIN_SHARED_PREFIX = 8  # tokens; a shorter common prefix is cheaper to compute than to wait for
 
 
@@ -96,8 +97,9 @@ class Batcher:
         max_rows: int,
         max_pass_tokens: int,
         executor: Executor | None,
+        delay: int = 0,
     ) -> None:
-        self._model, self._eos = model, eos_token_ids
+        self._model, self._eos, self._delay = model, eos_token_ids, delay
         self._max_pass_tokens, self._executor = max_pass_tokens, executor
         self._cache = RowCache(model.num_layers, max_rows, max_model_len)
         self._requests: list[_Request] = []
@@ -162,6 +164,7 @@ class Batcher:
 
     async def _run_until_idle(self) -> None:
         while self._requests:
+            await self._wait_for_more()
             ready = self._admit()
             if not ready:  # every row is held by a session between two turns
                 self._row_freed.clear()
@@ -170,6 +173,13 @@ class Batcher:
             for group in self._groups(ready):
                 await self._run_pass(group)
             self._requests = [request for request in self._requests if not request.future.done()]
+            await asyncio.sleep(0)
+
+    async def _wait_for_more(self) -> None:
+        """Hold a pass back for up to `delay` turns of the event loop, in which other engines run their passes."""
+        for _ in range(self._delay):
+            if len(self._requests) >= _FULL_PASS:
+                return
             await asyncio.sleep(0)
 
     async def _run_pass(self, group: list[_Request]) -> None:
