@@ -75,6 +75,9 @@ class VLLMEngine:
         self._architecture = check(model, self._settings, options, slm_fingerprint)
         self._eos = sorted(set(eos_token_ids))
         self.handoff_token_id = handoff_token_id if router is not None else None
+        # Where a stop falls among tokens that were accepted together, vLLM's count of computed tokens includes
+        # some behind it, and the request cannot go on.
+        self.keeps_requests = options.speculation is None
         self._kv_watch = KvCacheWatch()
         self._decoder: AsyncLLM | None = None
         self._scorer: AsyncLLM | None = None
@@ -86,6 +89,7 @@ class VLLMEngine:
         assert started is not None, "one of the two was launched"
         # One token less than vLLM takes, because it counts a sampled token (a handoff, too) before it looks.
         self._max_model_len = int(started.model_config.max_model_len) - 1
+        self._hidden_size = int(started.model_config.get_hidden_size())
         cache = started.vllm_config.cache_config
         self._block_size = int(cache.block_size)
         self._num_blocks = int(cache.num_gpu_blocks or 0)
@@ -127,6 +131,8 @@ class VLLMEngine:
             raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}")
         if scorer is not None:
             self._check_scorer(scorer, threshold)
+        if sampling.temperature > 0 and self._options.speculation is not None:
+            raise ValueError("an engine that speculates is greedy; set temperature to 0")
         return VLLMSession(self, prompt_ids, sampling, None if scorer is None else float(threshold))
 
     async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
@@ -271,7 +277,8 @@ class VLLMEngine:
 
     async def _score_one(self, sequence: TokenSequence, hidden: bool) -> Scores:
         if len(sequence.response_ids) == 0:
-            return Scores(np.empty(0, np.int32), np.empty(0, np.float32))
+            none = np.empty((0, self._hidden_size), np.float32) if hidden else None
+            return Scores(np.empty(0, np.int32), np.empty(0, np.float32), none)
         request_id = f"score-{next(self._request_ids)}"
         if hidden or self._decoder is None:
             assert self._scorer is not None, "`_score` started it"

@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from citer_ray.engines.vllm_architectures import ARCHITECTURES, ROUTED, SCORED
 from citer_ray.engines.vllm_settings import CONFIG_KEY, ModelSettings
@@ -32,6 +32,28 @@ _ENVIRONMENT_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """Speculative decoding inside vLLM, for comparison; greedy and without a router.
+
+    Attributes:
+        method: `draft_model` (the SLM proposes) or `ngram` (the context's own repetitions do).
+        model: the draft model's folder or hub name; None with `ngram`.
+        num_tokens: tokens proposed a step.
+    """
+
+    method: Literal["draft_model", "ngram"]
+    model: str | None = None
+    num_tokens: int = 4
+
+    def to_config(self) -> dict[str, Any]:
+        """vLLM's `speculative_config`."""
+        config: dict[str, Any] = {"method": self.method, "num_speculative_tokens": self.num_tokens}
+        if self.method == "ngram":
+            return config | {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+        return config | {"model": self.model}
+
+
+@dataclass(frozen=True, slots=True)
 class VLLMOptions:
     """How a vLLM engine runs; what is not here goes into `extra`.
 
@@ -45,6 +67,7 @@ class VLLMOptions:
         enforce_eager: no compilation and no CUDA graphs: starts faster, runs slower.
         prefix_caching: reuse the KV blocks of earlier contexts that begin alike.
         cores: CPU cores of this engine (CPU only); None leaves the choice to vLLM. See `split_cores`.
+        speculation: how the LLM speculates, or None.
         revision: branch, tag or commit of a hub model.
         trust_remote_code: run code that the checkpoint brings.
         extra: further arguments of vLLM's `AsyncEngineArgs`, by name.
@@ -59,6 +82,7 @@ class VLLMOptions:
     enforce_eager: bool = False
     prefix_caching: bool = True
     cores: tuple[int, ...] | None = None
+    speculation: Speculation | None = None
     revision: str | None = None
     trust_remote_code: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -112,9 +136,16 @@ def check(model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerp
         from citer_ray.router_artifact import load_router
 
         load_router(settings.router, slm_fingerprint=slm_fingerprint, hidden_size=int(text.hidden_size))
+    speculation = options.speculation
+    if speculation is not None and settings.router is not None:
+        raise ConfigError("vLLM cannot route and speculate in one engine; leave out the router or the speculation")
+    if speculation is not None and speculation.method == "draft_model" and speculation.model is None:
+        raise ConfigError("speculation with a draft model needs `model`; give the SLM's folder or hub name")
     architecture = str((config.architectures or ["none"])[0])
     if architecture in ARCHITECTURES:
         return architecture
+    if speculation is not None:
+        raise PairError(f"{architecture} is not in citer_ray/engines/vllm_architectures.py; speculation needs it")
     if settings.router is not None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise PairError(
@@ -163,7 +194,11 @@ def launch_decoder(
         stats: a vLLM stat logger factory.
     """
     arguments = _arguments(model, settings, options, None if architecture is None else ROUTED + architecture)
-    return _launch(arguments | {"logits_processors": _PROCESSORS} | dict(options.extra), options, [stats])
+    if options.speculation is None:
+        arguments["logits_processors"] = _PROCESSORS
+    else:  # vLLM takes one of the two; the model class masks what must not be written
+        arguments["speculative_config"] = options.speculation.to_config()
+    return _launch(arguments | dict(options.extra), options, [stats])
 
 
 def launch_scorer(model: str, settings: ModelSettings, options: VLLMOptions, architecture: str) -> AsyncLLM:
@@ -202,11 +237,31 @@ def _launch(arguments: dict[str, Any], options: VLLMOptions, stats: list[Any]) -
 
     with _environment(options):
         try:
+            _inspect_here(arguments["hf_overrides"].get("architectures", []))
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=stats)
         except (RuntimeError, ValueError, TypeError) as error:
             reason = str(error).strip().splitlines()[0]
             model = arguments["model"]
             raise ConfigError(f"vLLM could not start {model!r}: {reason}; its log above has the cause") from error
+
+
+def _inspect_here(names: Sequence[str]) -> None:
+    """Spare a start on a CPU the process, and the seconds, in which vLLM imports a class to look at it.
+
+    On a GPU vLLM's way is right: importing a model file here could initialise CUDA before vLLM forks.
+    """
+    from vllm import ModelRegistry
+    from vllm.platforms import current_platform
+    from vllm.plugins import load_general_plugins
+
+    if not current_platform.is_cpu():
+        return
+    from citer_ray.engines import vllm_routed, vllm_scored
+
+    load_general_plugins()  # registers names; what follows must come after it
+    for name in names:
+        module = vllm_routed if name.startswith(ROUTED) else vllm_scored
+        ModelRegistry.register_model(name, getattr(module, name))
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Coroutine
 from typing import TypeVar
 
+from citer_ray.errors import RetryableError
+
 R = TypeVar("R")
 
 
@@ -20,22 +22,33 @@ class EngineLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     async def call(self, coroutine: Coroutine[object, object, R]) -> R:
-        """Run `coroutine` in the engine's loop and wait for it."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+        """Run `coroutine` in the engine's loop and wait for it.
 
-    def call_blocking(self, coroutine: Coroutine[object, object, R]) -> R:
-        """As `call`, for callers without a loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        Raises:
+            RetryableError: the loop was closed before or meanwhile.
+        """
+        if self._closing.is_set():
+            coroutine.close()
+            raise RetryableError("the engine is closed")
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self._closing.is_set() and task is not None and not task.cancelling():
+                raise RetryableError("the engine was closed meanwhile") from error
+            raise
 
     def close(self) -> None:
         """Stop the thread; what still runs is cancelled. Safe to call twice."""
-        if self._loop.is_closed():
+        if self._closing.is_set():
             return
-        self.call_blocking(_cancel_all())
+        self._closing.set()
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,9 +70,12 @@ class RequestStream:
 
     async def close(self) -> None:
         """Abort the request, which frees its KV blocks. Safe to call twice."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         outputs, self._outputs = self._outputs, None
         if outputs is not None:
-            await outputs.aclose()
+            with suppress(EngineDeadError):  # a dead engine holds nothing
+                await outputs.aclose()
 
 
 class StartStream(Protocol):
@@ -133,6 +137,7 @@ class SessionHost(Protocol):
 
     loop: EngineLoop
     handoff_token_id: int | None
+    keeps_requests: bool
     closed: bool
 
     def check_turn(self, total: int, max_tokens: int) -> None: ...
@@ -230,6 +235,8 @@ class VLLMSession:
         self._ids = [*context, *kept]
         self._num_sent = len(self._ids)
         self._prompt_pending = False
+        if not self._host.keeps_requests:
+            await self.drop()
         return turn
 
     async def _close(self) -> None:

@@ -12,7 +12,7 @@ from transformers import GPT2Config, LlamaConfig
 
 from citer_ray.config import RouterConfig
 from citer_ray.engines import vllm_launch
-from citer_ray.engines.vllm_launch import VLLMOptions, check, split_cores
+from citer_ray.engines.vllm_launch import Speculation, VLLMOptions, check, split_cores
 from citer_ray.engines.vllm_settings import ModelSettings
 from citer_ray.errors import CiterError, ConfigError
 from citer_ray.fingerprint import PairFingerprint
@@ -154,3 +154,22 @@ def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "2,3"
     assert os.environ["KMP_BLOCKTIME"] == "7"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in os.environ
+
+
+def test_an_engine_routes_or_speculates(model: str, router: str) -> None:
+    options = VLLMOptions(speculation=Speculation("ngram"))
+    assert "route and speculate" in refused(model, ModelSettings(96, (95,), 95, router), options)
+
+
+def test_a_draft_model_must_be_named(model: str) -> None:
+    options = VLLMOptions(speculation=Speculation("draft_model"))
+    assert "needs `model`" in refused(model, ModelSettings(96), options)
+    named = VLLMOptions(speculation=Speculation("draft_model", "folder", 3))
+    assert check(model, ModelSettings(96), named, None) == "LlamaForCausalLM"
+
+
+def test_speculation_becomes_vllms_config() -> None:
+    draft = {"method": "draft_model", "num_speculative_tokens": 3, "model": "folder"}
+    assert Speculation("draft_model", "folder", 3).to_config() == draft
+    ngram = Speculation("ngram", num_tokens=2).to_config()
+    assert ngram["num_speculative_tokens"] == 2 and "model" not in ngram

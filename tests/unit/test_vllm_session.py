@@ -40,6 +40,7 @@ class Host:
     def __init__(self, *turns: list[Any] | Exception) -> None:
         self.loop = EngineLoop("test")
         self.handoff_token_id = HANDOFF
+        self.keeps_requests = True
         self.closed = False
         self.turns = list(turns)
         self.sent: list[list[int]] = []
@@ -127,6 +128,15 @@ async def test_a_dropped_session_sends_everything_again(hosts: list[Host]) -> No
     assert (hosts[0].aborted, session.num_tokens) == (1, 4)
     await session.turn([7], 1)
     assert hosts[0].sent == [[1, 2, 3], [1, 2, 3, 4, 7]]
+
+
+async def test_a_host_that_keeps_no_requests_gets_everything_each_turn(hosts: list[Host]) -> None:
+    session = open_session(hosts, [output([4], [1], "length")], [output([6], [1], "length")])
+    hosts[0].keeps_requests = False
+    await session.turn([], 1)
+    await session.turn([4], 1)
+    assert hosts[0].sent == [[1, 2, 3], [1, 2, 3, 4]]
+    assert hosts[0].aborted == 2
 
 
 @pytest.mark.parametrize("failure", [[output([4], [1], "abort")], RuntimeError("the pass failed")])
