@@ -87,8 +87,12 @@ def load_hf_config(model: ModelConfig) -> PretrainedConfig:
     return cast(PretrainedConfig, hf_config.get_text_config(decoder=True))
 
 
-def load_model(model: ModelConfig) -> PreTrainedModel:
+def load_model(model: ModelConfig, *, dtype: torch.dtype | str | None = None) -> PreTrainedModel:
     """Load a model's weights, in evaluation mode and without gradients.
+
+    Args:
+        model: which one.
+        dtype: instead of the config's dtype; `"auto"` is the checkpoint's own.
 
     Raises:
         PairError: no safetensors, missing or misshapen tensors, or an unknown device.
@@ -100,7 +104,7 @@ def load_model(model: ModelConfig) -> PreTrainedModel:
             revision=model.revision or "main",
             trust_remote_code=model.trust_remote_code,
             use_safetensors=True,
-            dtype=resolve_dtype(model),
+            dtype=resolve_dtype(model) if dtype is None else dtype,
             # Straight to the device: a large model need not fit into the host's memory first.
             device_map=None if device.type == "cpu" else {"": device},
             output_loading_info=True,
