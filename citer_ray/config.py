@@ -73,6 +73,16 @@ class DataConfig(Section):
     )
 
 
+class VllmConfig(Section):
+    """vLLM's settings of one model; only for `engine.kind: vllm`."""
+
+    tensor_parallel_size: Positive = Field(1, description="Devices that share each layer.")
+    kv_cache_gib: float | None = Field(
+        None, gt=0, description="KV cache in GiB; null takes what vLLM finds on a GPU, and 2 GiB on a CPU."
+    )
+    enforce_eager: bool = Field(False, description="No compilation and no CUDA graphs: starts faster, runs slower.")
+
+
 class EngineConfig(Section):
     """How models run."""
 
@@ -81,6 +91,8 @@ class EngineConfig(Section):
     )
     max_rows: Positive = Field(256, description="Sessions whose KV caches are held at once; more wait their turn.")
     max_pass_tokens: Positive = Field(8192, description="Padded tokens of one forward pass.")
+    slm: VllmConfig = Field(VllmConfig(), description="vLLM's settings of the SLM.")
+    llm: VllmConfig = Field(VllmConfig(), description="vLLM's settings of the LLM.")
     torch_threads: Positive | None = Field(
         None, description="Torch threads of a worker process; null is its `num_cpus`, at least 1."
     )

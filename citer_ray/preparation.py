@@ -186,4 +186,5 @@ def engine_spec(prepared: Prepared) -> EngineSpec:
         eos_token_ids=prepared.eos_token_ids,
         max_model_len=prepared.max_model_len,
         handoff_token_id=prepared.info.handoff_token_id,
+        slm_fingerprint=prepared.fingerprint.slm,
     )

@@ -39,7 +39,6 @@ class Responder:
         model: str,
     ) -> None:
         from citer_ray.engines.build import build_engine
-        from citer_ray.engines.scorers import RouterScorer, Scorer
         from citer_ray.preparation import engine_spec, prepare
         from citer_ray.router_artifact import load_router
 
@@ -48,17 +47,15 @@ class Responder:
         config = load_config(config_path, overrides or [])
         self._prepared = prepare(config)
         self._policy: Policy = AlwaysSlm() if model == "slm" else AlwaysLlm()
-        scorers: dict[str, Scorer] = {}
         if model == "routed":
             if router is None:
                 raise ConfigError("a routed response needs --router FOLDER (or use --model slm or llm)")
-            loaded, metadata = load_router(router, slm_fingerprint=self._prepared.fingerprint.slm)
-            scorers["router"] = RouterScorer(loaded)
+            _, metadata = load_router(router, slm_fingerprint=self._prepared.fingerprint.slm)
             if llm_share is not None:
                 threshold = metadata.calibration.threshold_for(llm_share)
             self._policy = Threshold("router", metadata.threshold if threshold is None else threshold)
         spec = engine_spec(self._prepared)
-        self._slm = build_engine("slm", spec, scorers=scorers)
+        self._slm = build_engine("slm", spec, router=router)
         self._llm = build_engine("llm", spec)
         self._runner = asyncio.Runner()
 

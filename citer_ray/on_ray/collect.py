@@ -23,8 +23,7 @@ import ray.data
 
 from citer_ray.config import Replicas
 from citer_ray.engine import Engine
-from citer_ray.engines.build import EngineSpec, Role, build_engine, limit_threads
-from citer_ray.engines.scorers import RouterScorer, Scorer
+from citer_ray.engines.build import EngineSpec, build_engine, limit_threads
 from citer_ray.errors import DataError
 from citer_ray.examples import Example, LoadedExamples, QuarantinedRow
 from citer_ray.label_rows import LabelRow, rows_to_table
@@ -37,7 +36,6 @@ from citer_ray.pair.models import load_tokenizer
 from citer_ray.policy import AlwaysSlm, Policy, Threshold
 from citer_ray.preparation import Prepared, examples_from_json, examples_to_json, write_quarantine
 from citer_ray.progress import progress
-from citer_ray.router_artifact import load_router
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,6 @@ class CollectPlan:
         round: number of the round, from 1.
         policy: the rollouts' policy.
         router: folder of the policy's router, if it has one.
-        slm_fingerprint: what that router must belong to.
         labels: folder of the finished chunks.
         previous: folder of the first round's labels, from round 2 on.
     """
@@ -62,7 +59,6 @@ class CollectPlan:
     round: int
     policy: Policy
     router: Path | None
-    slm_fingerprint: str
     labels: Path
     previous: Path | None
 
@@ -80,19 +76,12 @@ class CollectPlan:
             policy=self.policy,
         )
 
-    def engine(self, role: Role) -> Engine:
-        """One model, with the router where it is the SLM and the policy has one."""
-        scorers: dict[str, Scorer] = {}
-        if role == "slm" and self.router is not None:
-            router, _ = load_router(self.router, slm_fingerprint=self.slm_fingerprint)
-            scorers["router"] = RouterScorer(router)
-        return build_engine(role, self.spec, scorers=scorers)
-
     def engines_of_rollouts(self) -> tuple[Engine | None, Engine | None]:
         """The engines that rollouts need."""
         if self.spec.config.collect.both_wrong == "slm":
             return None, None
-        return self.engine("slm"), self.engine("llm") if isinstance(self.policy, Threshold) else None
+        slm = build_engine("slm", self.spec, router=self.router)
+        return slm, build_engine("llm", self.spec) if isinstance(self.policy, Threshold) else None
 
 
 class _Worker:
@@ -110,7 +99,7 @@ class SlmWorker(_Worker):
 
     def __init__(self, plan: CollectPlan) -> None:
         super().__init__(plan, plan.spec.config.collect.slm)
-        self._engine = plan.engine("slm")
+        self._engine = build_engine("slm", plan.spec, purpose="score")
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         examples, chunk = examples_from_json(row["examples"]), int(row["chunk"])
@@ -137,7 +126,7 @@ class LlmWorker(_Worker):
 
     def __init__(self, plan: CollectPlan) -> None:
         super().__init__(plan, plan.spec.config.collect.llm)
-        self._engine = plan.engine("llm")
+        self._engine = build_engine("llm", plan.spec, purpose="score")
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         if not row["rows"]:
@@ -208,7 +197,7 @@ def run_collection(
         logger.info("labels %s are complete", name)
         return store.read_manifest()
     plan = CollectPlan(
-        spec, prepared.eos_token_id, round, policy, router, prepared.fingerprint.slm, store.folder, previous
+        spec, prepared.eos_token_id, round, policy, router, store.folder, previous
     )
     started = time.monotonic()
     summaries = _run_chunks(plan, chunked(examples.examples, spec.config.collect.examples_per_chunk), store, name)
