@@ -22,7 +22,7 @@ from citer_ray.pair.embedded.build import build_pair
 from citer_ray.pair.embedded.card import model_card
 from citer_ray.pair.embedded.evaluate import Accuracy, answer_of, load_checkpoint, measure_pair
 from citer_ray.pair.embedded.problems import FAMILIES, generate, split
-from citer_ray.pair.embedded.recipe import ModelRecipe, PairRecipe
+from citer_ray.pair.embedded.recipe import ModelRecipe, PairRecipe, Stage
 from citer_ray.pair.embedded.tokenizer import HANDOFF, HANDOFF_ID, build_tokenizer
 from citer_ray.pair.embedded.training import Progress, train_model
 from citer_ray.pair.embedded.wording import SWAP_WORDS
@@ -141,8 +141,9 @@ def test_accuracy_has_a_binomial_standard_error() -> None:
     assert accuracy.standard_error == pytest.approx(0.0458, abs=1e-4)
 
 
-TINY = ModelRecipe(hidden_size=32, layers=1, heads=1, feed_forward=32, steps=25, batch_size=8, warmup_steps=2)
-TINY_PAIR = PairRecipe(seed=3, examples=400, tokenizer_examples=400, slm=TINY, llm=replace(TINY, decision_weight=8.0))
+TINY_STAGES = (Stage(steps=22, warmup_steps=2), Stage(steps=3, decision_weight=8.0, warmup_steps=1))
+TINY = ModelRecipe(hidden_size=32, layers=1, heads=1, feed_forward=32, stages=TINY_STAGES, batch_size=8)
+TINY_PAIR = PairRecipe(seed=3, examples=400, tokenizer_examples=400, slm=TINY, llm=TINY)
 
 
 def test_training_is_seeded_and_learns() -> None:
@@ -153,7 +154,7 @@ def test_training_is_seeded_and_learns() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
     again = train_model(TINY_PAIR, "llm", tokenizer, lambda progress: None)
     other = train_model(replace(TINY_PAIR, seed=4), "llm", tokenizer, lambda progress: None)
-    assert [report.step for report in reports] == [20, 25]
+    assert [report.step for report in reports] == [20, 22, 25]
     assert reports[-1].loss < 0.9 * reports[0].loss
     weights = [model.model.embed_tokens.weight for model in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
@@ -191,7 +192,7 @@ def test_build_writes_a_loadable_pair_with_its_card(tmp_path: Path) -> None:
 
 
 def test_a_failed_training_process_is_reported(tmp_path: Path) -> None:
-    too_few = replace(TINY_PAIR, examples=3, llm=replace(TINY, steps=1_000_000))
+    too_few = replace(TINY_PAIR, examples=3, llm=replace(TINY, stages=(Stage(steps=1_000_000),)))
     with pytest.raises(CiterError, match=r"training the (slm|llm) failed.*\n(.*\n)*.*3 problems do not fill one batch"):
         build_pair(tmp_path / "pair", too_few, console=Console(quiet=True))
 

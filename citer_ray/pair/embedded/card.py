@@ -45,7 +45,8 @@ reserved. `citer pair build` makes such a pair again; the same seed gives the sa
 machine and library versions.
 """
 
-_SHAPE_COLUMNS = ("hidden_size", "layers", "heads", "feed_forward", "steps", "batch_size", "decision_weight")
+_SHAPE_COLUMNS = ("hidden_size", "layers", "heads", "feed_forward", "batch_size")
+_STAGE_COLUMNS = ("steps", "rate", "decision_weight")
 
 
 def model_card(recipe: dict[str, Any], measured: dict[str, Any]) -> str:
@@ -68,10 +69,11 @@ def model_card(recipe: dict[str, Any], measured: dict[str, Any]) -> str:
 
 
 def _shape_table(recipe: dict[str, Any], measured: dict[str, Any]) -> str:
-    names = [name.replace("_", " ") for name in _SHAPE_COLUMNS]
+    names = [name.replace("_", " ") for name in _SHAPE_COLUMNS + _STAGE_COLUMNS]
     lines = [["", "parameters", *names, "seconds"], ["---"] * (len(names) + 3)]
     for role in ("slm", "llm"):
         settings = [str(recipe[role][name]) for name in _SHAPE_COLUMNS]
+        settings += [" then ".join(f"{stage[name]:g}" for stage in recipe[role]["stages"]) for name in _STAGE_COLUMNS]
         parameters, seconds = measured[f"{role}_parameters"], measured["training"]["seconds"][role]
         lines.append([role.upper(), f"{parameters:,}", *settings, f"{seconds:.0f}"])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

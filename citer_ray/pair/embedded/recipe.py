@@ -18,19 +18,30 @@ SMALLEST_HEAD = 32  # vLLM's CPU attention refuses 16
 
 
 @dataclass(frozen=True)
-class ModelRecipe:
-    """One model's shape and training.
+class Stage:
+    """One stretch of training with fresh optimizers: warm up linearly, then fall linearly to 0.
 
-    Muon trains the layers' matrices, AdamW the embedding and the norms; both warm up linearly, then fall linearly to
-    0. ``drill_start`` -> ``drill_end`` is the share of a batch's rows that hold drills instead of problems, falling
-    over the training. ``decision_weight`` scales the extra loss on decision words.
+    ``rate`` scales both learning rates. ``drill_start`` -> ``drill_end`` is the share of rows that hold drills
+    instead of problems, falling over the stage. ``decision_weight`` scales the extra loss on decision words.
     """
+
+    steps: int
+    rate: float = 1.0
+    warmup_steps: int = 50
+    drill_start: float = 0.5
+    drill_end: float = 0.1
+    decision_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """One model's shape and training; Muon trains the layers' matrices, AdamW the embedding and the norms."""
 
     hidden_size: int
     layers: int
     heads: int
     feed_forward: int
-    steps: int
+    stages: tuple[Stage, ...]
     batch_size: int = 24
     muon_lr: float = 0.02
     muon_weight_decay: float = 0.01
@@ -38,12 +49,13 @@ class ModelRecipe:
     adam_lr: float = 3e-3
     adam_betas: tuple[float, float] = (0.9, 0.98)
     adam_weight_decay: float = 0.05
-    warmup_steps: int = 50
     clip_norm: float = 1.0
     init_range: float = 0.05
-    drill_start: float = 0.5
-    drill_end: float = 0.1
-    decision_weight: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
 
     def __post_init__(self) -> None:
         """Refuses shapes that no engine of the project could serve.
@@ -70,11 +82,20 @@ class PairRecipe:
     context_length: int = 512
     vocabulary_size: int = 512
     slm: ModelRecipe = field(
-        default_factory=lambda: ModelRecipe(hidden_size=64, layers=2, heads=2, feed_forward=128, steps=2000)
+        default_factory=lambda: ModelRecipe(
+            hidden_size=64, layers=2, heads=2, feed_forward=128, stages=(Stage(steps=2000),)
+        )
     )
     llm: ModelRecipe = field(
         default_factory=lambda: ModelRecipe(
-            hidden_size=128, layers=4, heads=4, feed_forward=256, steps=4500, decision_weight=16.0
+            hidden_size=128,
+            layers=4,
+            heads=4,
+            feed_forward=256,
+            stages=(
+                Stage(steps=3000, decision_weight=8.0),
+                Stage(steps=1000, rate=0.7, drill_start=0.1, drill_end=0.05, decision_weight=16.0),
+            ),
         )
     )
 
@@ -88,6 +109,8 @@ class PairRecipe:
         values = json.loads(path.read_text())
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         for role in ("slm", "llm"):
-            shape = dict(known[role])
-            known[role] = ModelRecipe(**{**shape, "adam_betas": tuple(shape["adam_betas"])})
+            model = dict(known[role])
+            model["adam_betas"] = tuple(model["adam_betas"])
+            model["stages"] = tuple(Stage(**stage) for stage in model["stages"])
+            known[role] = ModelRecipe(**model)
         return cls(**{**known, "families": tuple(known["families"])})

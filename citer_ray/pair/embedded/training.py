@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from citer_ray.errors import ConfigError
 from citer_ray.pair.embedded.batches import Drills, EncodedProblems, encode_problems, row_batches
 from citer_ray.pair.embedded.problems import split
-from citer_ray.pair.embedded.recipe import ModelRecipe, PairRecipe
+from citer_ray.pair.embedded.recipe import ModelRecipe, PairRecipe, Stage
 from citer_ray.pair.embedded.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from citer_ray.pair.embedded.wording import KEEP_WORDS, SWAP_WORDS
 
@@ -67,26 +67,41 @@ def train_model(
     recipe: PairRecipe, role: Role, tokenizer: PreTrainedTokenizerFast, report: Callable[[Progress], None]
 ) -> LlamaForCausalLM:
     """Trains one model on the split ``train``; the same recipe gives the same weights on one machine."""
-    shape: ModelRecipe = getattr(recipe, role)
-    rng = np.random.default_rng(recipe.seed)
     data = encode_problems(split("train", recipe.examples, recipe.families), tokenizer)
     model = new_model(recipe, role)
+    for index in range(len(getattr(recipe, role).stages)):
+        train_stage(model, recipe, role, index, tokenizer, data, report)
+    model.eval()
+    return model
+
+
+def train_stage(
+    model: LlamaForCausalLM,
+    recipe: PairRecipe,
+    role: Role,
+    index: int,
+    tokenizer: PreTrainedTokenizerFast,
+    data: EncodedProblems,
+    report: Callable[[Progress], None],
+) -> None:
+    """Trains ``model`` in place through one stage of its recipe, on a random stream of the stage's own."""
+    shape: ModelRecipe = getattr(recipe, role)
+    stage, done = shape.stages[index], sum(stage.steps for stage in shape.stages[:index])
+    rng = np.random.default_rng([recipe.seed, index])
     optimizers = _optimizers(model, shape)
     sides = DecisionSides(tokenizer, recipe.vocabulary_size)
-    batches = _batches(data, shape, Drills(tokenizer, rng), rng)
+    batches = _batches(data, shape.batch_size, stage, Drills(tokenizer, rng), rng)
     recent: list[tuple[float, float, float]] = []
-    for step in range(shape.steps):
+    for step in range(stage.steps):
         ids_BT, learn_BT, drill_rows = next(batches)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * _schedule(step, shape)
+        _set_rates(optimizers, stage, step)
         hidden_BTH = model.model(ids_BT[:, :-1]).last_hidden_state
         logits_NV = model.lm_head(hidden_BTH[learn_BT[:, 1:]])
         wanted_N = ids_BT[:, 1:][learn_BT[:, 1:]]
         loss = F.cross_entropy(logits_NV, wanted_N)
         decision_loss = sides.loss(logits_NV, wanted_N)
         model.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss + shape.decision_weight * decision_loss)
+        torch.autograd.backward(loss + stage.decision_weight * decision_loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), shape.clip_norm)
         for optimizer in optimizers:
             optimizer.step()
@@ -94,11 +109,9 @@ def train_model(
         logits_MV, wanted_M = logits_NV.detach()[in_problem_N], wanted_N[in_problem_N]
         right = (logits_MV.argmax(-1) == wanted_M).float().mean().item()
         recent.append((loss.item(), right, sides.accuracy(logits_MV, wanted_M)))
-        if len(recent) == REPORT_EVERY or step + 1 == shape.steps:
-            report(Progress(step + 1, *(float(mean) for mean in np.nanmean(recent, axis=0))))
+        if len(recent) == REPORT_EVERY or step + 1 == stage.steps:
+            report(Progress(done + step + 1, *(float(mean) for mean in np.nanmean(recent, axis=0))))
             recent.clear()
-    model.eval()
-    return model
 
 
 class DecisionSides:
@@ -129,18 +142,18 @@ class DecisionSides:
 
 
 def _batches(
-    data: EncodedProblems, shape: ModelRecipe, drills: Drills, rng: np.random.Generator
+    data: EncodedProblems, batch_size: int, stage: Stage, drills: Drills, rng: np.random.Generator
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yields ``ids_BT``, the mask of tokens to learn (solutions with EOS, results of drills), and how many of the
     first rows are drills.
     """
-    for step, rows in enumerate(row_batches(data, shape.batch_size, rng)):
+    for step, rows in enumerate(row_batches(data, batch_size, rng)):
         length = int(data.end_N[rows].max())
         ids_BT = data.ids_NT[rows, :length]
         position_T = np.arange(length)
         learn_BT = (position_T >= data.start_N[rows, None]) & (position_T < data.end_N[rows, None])
-        share = shape.drill_start + (shape.drill_end - shape.drill_start) * step / shape.steps
-        drill_rows = round(share * shape.batch_size)
+        share = stage.drill_start + (stage.drill_end - stage.drill_start) * step / stage.steps
+        drill_rows = round(share * batch_size)
         for i in range(drill_rows):
             ids_BT[i], learn_BT[i] = drills.row(length)
         yield torch.from_numpy(ids_BT), torch.from_numpy(learn_BT), drill_rows
@@ -167,9 +180,12 @@ def _optimizers(model: LlamaForCausalLM, shape: ModelRecipe) -> list[torch.optim
     return [muon, adam]
 
 
-def _schedule(step: int, shape: ModelRecipe) -> float:
-    warm = min(1.0, (step + 1) / shape.warmup_steps)
-    return warm * (1 - max(0, step - shape.warmup_steps) / max(1, shape.steps - shape.warmup_steps))
+def _set_rates(optimizers: list[torch.optim.Optimizer], stage: Stage, step: int) -> None:
+    warm = min(1.0, (step + 1) / stage.warmup_steps)
+    left = 1 - max(0, step - stage.warmup_steps) / max(1, stage.steps - stage.warmup_steps)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * stage.rate * warm * left
 
 
 def main(arguments: list[str]) -> None:
