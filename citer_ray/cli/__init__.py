@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -29,9 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         stderr.print("error:", style="bold red", end=" ")
         stderr.print(str(error), markup=False, highlight=False)
         sys.exit(EXIT_USER_ERROR)
-    except KeyboardInterrupt:
-        stderr.print("interrupted; what is finished is kept: run the same command again to go on")
-        sys.exit(EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):
+        result = EXIT_INTERRUPTED
     except Exception as error:
         # Typer's own errors know how to show themselves; anything else is a bug and keeps its traceback.
         show = getattr(error, "show", None)
@@ -39,4 +39,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         show()
         sys.exit(getattr(error, "exit_code", EXIT_USER_ERROR))
+    if result == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this status by itself
+        stderr.print("interrupted; what is finished is kept: run the same command again to go on")
     sys.exit(result if isinstance(result, int) else 0)

@@ -54,7 +54,7 @@ from citer_ray.label_store import LabelManifest, LabelStore
 from citer_ray.mlflow_tracker import make_tracker
 from citer_ray.on_ray.collect import run_collection, summarise
 from citer_ray.on_ray.evaluate import EvaluationPool, Routers, evaluation_pool
-from citer_ray.on_ray.session import ray_session
+from citer_ray.on_ray.session import check_resources, ray_session
 from citer_ray.on_ray.train import FitResult, fit_router
 from citer_ray.plotting import plot_frontier
 from citer_ray.policy import AlwaysSlm, Policy, Threshold
@@ -99,9 +99,10 @@ class Experiment:
         write_run_yaml(config, prepared.workspace.root)
         write_provenance(prepared.workspace.root, config, argv, {"seed": config.seed})
         with ExitStack() as stack:
-            stack.enter_context(ray_session(config.ray))
             tracker = make_tracker(config)
             stack.callback(tracker.close)
+            stack.enter_context(ray_session(config.ray))
+            check_resources(config)
             yield cls(prepared, tracker, stack)
 
     # -- inputs ----------------------------------------------------------------------------------------------------
@@ -126,9 +127,17 @@ class Experiment:
         """What is reported."""
         return load_purpose(self.prepared, "test")
 
+    @contextmanager
+    def pool(self) -> Iterator[EvaluationPool]:
+        """Workers with both models. They stay until the run ends, unless they would keep GPUs from other stages."""
+        if self.config.evaluate.workers.num_gpus > 0:
+            with evaluation_pool(self.spec) as pool:
+                yield pool
+        else:
+            yield self._lasting_pool
+
     @cached_property
-    def pool(self) -> EvaluationPool:
-        """Workers with both models; they stay until the run ends."""
+    def _lasting_pool(self) -> EvaluationPool:
         return self._stack.enter_context(evaluation_pool(self.spec))
 
     # -- labels ----------------------------------------------------------------------------------------------------
@@ -242,11 +251,11 @@ class Experiment:
         examples = self.validation_examples.examples
         shares = self.config.evaluate.llm_shares
         scorer = scorer_of(method)
-        scores = self.pool.slm_scores(routers, [scorer], examples)[scorer]
-        settings = [*end_settings(), *threshold_settings(method, scorer, aim_thresholds(scores, shares))]
-        rows = self.pool.measure(
-            f"{name}, validation", self.workspace.evaluation("validation"), routers, settings, examples
-        )
+        with self.pool() as pool:
+            scores = pool.slm_scores(routers, [scorer], examples)[scorer]
+            settings = [*end_settings(), *threshold_settings(method, scorer, aim_thresholds(scores, shares))]
+            stored = self.workspace.evaluation("validation")
+            rows = pool.measure(f"{name}, validation", stored, routers, settings, examples)
         measured = points(rows, settings, [example.id for example in examples])
         table = CalibrationTable.fit((point.llm_share, float(point.knob or 0.0)) for point in measured[method])
         (slm,), (llm,) = measured[SLM], measured[LLM]
@@ -315,10 +324,11 @@ class Experiment:
     def evaluate(self, routers: Sequence[Path] | None = None) -> Report:
         """Every configured method on the test examples; writes the report, its text and its plot."""
         folders = self._routers(routers)
-        settings = self._settings(folders)
         examples = self.test_examples.examples
         found = Routers(folders, self.prepared.fingerprint.slm)
-        rows = self.pool.measure("test", self.workspace.evaluation("test"), found, settings, examples)
+        with self.pool() as pool:
+            settings = self._settings(pool, folders)
+            rows = pool.measure("test", self.workspace.evaluation("test"), found, settings, examples)
         measured = points(rows, settings, [example.id for example in examples])
         (slm,), (llm,) = measured.pop(SLM), measured.pop(LLM)
         exactness: dict[str, tuple[int, int]] = {}
@@ -352,7 +362,7 @@ class Experiment:
         folders = sorted(self.workspace.router("x").parent.glob("*/router.json"))
         return {method_of(path.parent.name): path.parent for path in folders}
 
-    def _settings(self, folders: Mapping[str, Path]) -> list[Setting]:
+    def _settings(self, pool: EvaluationPool, folders: Mapping[str, Path]) -> list[Setting]:
         """All points of all configured methods; thresholds come from the validation examples."""
         methods, shares = self.config.evaluate.methods, self.config.evaluate.llm_shares
         known = {SLM, LLM, RANDOM, CONFIDENCE, CITER_S, "citer", ORACLE}
@@ -366,7 +376,7 @@ class Experiment:
         scored = [CONFIDENCE] if CONFIDENCE in methods else []
         scored += [m for m in folders if (CITER_S if m == CITER_S else "citer") in methods]
         routers = Routers(folders, self.prepared.fingerprint.slm)
-        scores = self.pool.slm_scores(routers, [scorer_of(m) for m in scored], self.validation_examples.examples)
+        scores = pool.slm_scores(routers, [scorer_of(m) for m in scored], self.validation_examples.examples)
         for method in scored:
             thresholds = aim_thresholds(scores[scorer_of(method)], shares)
             settings += threshold_settings(method, scorer_of(method), thresholds)

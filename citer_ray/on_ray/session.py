@@ -11,8 +11,10 @@ import ray
 from ray.data import DataContext
 from ray.exceptions import RayError, RayTaskError
 
-from citer_ray.config import RayConfig
-from citer_ray.errors import CiterError
+from citer_ray.config import CiterConfig, RayConfig
+from citer_ray.errors import CiterError, ConfigError
+
+_started_here = False
 
 
 @contextmanager
@@ -25,6 +27,7 @@ def ray_session(config: RayConfig) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    global _started_here
     address = config.address or os.environ.get("RAY_ADDRESS")
     if address:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -36,9 +39,11 @@ def ray_session(config: RayConfig) -> Iterator[None]:
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
+        _started_here = True
     try:
         yield
     finally:
+        _started_here = False
         ray.shutdown()
 
 
@@ -64,3 +69,30 @@ def unwrapped_errors() -> Iterator[None]:
                 raise cause from error
             cause = cause.__cause__
         raise
+
+
+def check_resources(config: CiterConfig) -> None:
+    """Refuse a configuration that the Ray of this machine can never run: Ray would wait for ever.
+
+    A joined cluster may grow, so it is not checked.
+
+    Raises:
+        ConfigError: what is needed and what is there.
+    """
+    if not _started_here:
+        return
+    collect, workers = config.collect, config.evaluate.workers
+    lasting = workers.count * workers.num_cpus if workers.num_gpus == 0 else 0.0
+    pools = {"collect.slm": collect.slm, "collect.llm": collect.llm, "collect.rollouts": collect.rollouts}
+    collecting = sum(pool.count * pool.num_cpus for pool in pools.values()) + lasting
+    fitting = config.fit.workers * config.fit.num_cpus + lasting
+    available = ray.cluster_resources().get("CPU", 0.0)
+    for stage, needed in (("collect", collecting), ("fit", fitting)):
+        if needed > available + 1e-6:
+            raise ConfigError(
+                f"{stage} needs {needed:g} CPUs at once (with evaluate.workers, which stay), Ray has {available:g}; "
+                f"lower {', '.join(pools)}, fit.workers or evaluate.workers, or raise ray.num_cpus"
+            )
+    gpus = max(pool.count * pool.num_gpus for pool in (*pools.values(), workers))
+    if gpus > ray.cluster_resources().get("GPU", 0.0):
+        raise ConfigError(f"a pool of workers needs {gpus:g} GPUs, this machine has fewer; lower num_gpus or count")
