@@ -103,7 +103,7 @@ def _remove(model: PreTrainedModel, layers: nn.ModuleList, dropped: Sequence[int
         for module in layer.modules():
             # Attention finds its place in the KV cache by this number.
             if hasattr(module, "layer_idx"):
-                module.layer_idx = position
+                setattr(module, "layer_idx", position)  # noqa: B010 - modules type their attributes as tensors
     text_config = model.config.get_text_config(decoder=True)
     _shorten(text_config, kept, count)
 
