@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from citer_ray.atomic_files import write_text
 from citer_ray.config_schema import ConfigSchema, Key, config_schema
+from citer_ray.file_replacement import replacing
 
 DEFAULT_PATH = Path("docs/configuration.md")
 
@@ -56,7 +56,9 @@ def render() -> str:
 
 def write(path: Path = DEFAULT_PATH) -> Path:
     """Write the page."""
-    return write_text(path, render())
+    with replacing(path) as temporary:
+        temporary.write_text(render(), encoding="utf-8")
+    return path
 
 
 def _shared_section(schema: ConfigSchema, name: str, paths: Sequence[str]) -> str:

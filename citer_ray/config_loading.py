@@ -18,10 +18,10 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from citer_ray.atomic_files import write_text
 from citer_ray.config import CiterConfig
 from citer_ray.config_schema import ConfigSchema, config_schema
 from citer_ray.errors import ConfigError
+from citer_ray.file_replacement import replacing
 
 RUN_YAML = "run.yaml"
 _SHOWN_VALUE_LENGTH = 80
@@ -66,7 +66,10 @@ def write_run_yaml(config: CiterConfig, output_dir: str | Path) -> Path:
     """Write `run.yaml`, from which the run can be reproduced, into the output folder."""
     header = "# The complete configuration of this run, defaults and overrides included. To run it again:\n"
     command = "#   citer COMMAND --config run.yaml\n"
-    return write_text(Path(output_dir) / RUN_YAML, header + command + dump_yaml(config))
+    path = Path(output_dir) / RUN_YAML
+    with replacing(path) as temporary:
+        temporary.write_text(header + command + dump_yaml(config), encoding="utf-8")
+    return path
 
 
 def config_digest(config: CiterConfig, sections: Iterable[str], *, exclude: Collection[str] = ()) -> str:
@@ -111,17 +114,13 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         values = _parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"configuration {path} does not exist; give a YAML file such as one in configs/"
-        ) from None
+        raise ConfigError(f"configuration {path} does not exist; give a YAML file such as one in configs/") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {path} cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"configuration {path} is not valid YAML: {_yaml_problem(error)}") from None
     if values is None:
-        raise ConfigError(
-            f"configuration {path} is empty; it must hold at least name, output_dir, pair and data"
-        )
+        raise ConfigError(f"configuration {path} is empty; it must hold at least name, output_dir, pair and data")
     if not isinstance(values, dict):
         kind = type(values).__name__
         raise ConfigError(f"configuration {path} must be a mapping of sections, not a {kind}")
@@ -141,16 +140,12 @@ def _apply_override(values: dict[str, Any], override: str) -> str:
     key = key.strip()
     parts = key.split(".")
     if not equals or not all(parts):
-        raise ConfigError(
-            f"override {override!r} is malformed; write section.key=value, such as iterate.max_rounds=2"
-        )
+        raise ConfigError(f"override {override!r} is malformed; write section.key=value, such as iterate.max_rounds=2")
     try:
         value = _parse_yaml(text)
     except yaml.YAMLError as error:
         problem = _yaml_problem(error)
-        raise ConfigError(
-            f"override {override!r}: the value is not valid YAML ({problem}); quote it"
-        ) from None
+        raise ConfigError(f"override {override!r}: the value is not valid YAML ({problem}); quote it") from None
     node = values
     for depth, part in enumerate(parts[:-1], start=1):
         child = node.get(part)
@@ -177,9 +172,7 @@ def _drop_empty_sections(values: dict[str, Any], schema: ConfigSchema, path: tup
             _drop_empty_sections(value, schema, here)
 
 
-def _problem_lines(
-    errors: Sequence[ErrorDetails], schema: ConfigSchema, overridden: Sequence[str]
-) -> list[str]:
+def _problem_lines(errors: Sequence[ErrorDetails], schema: ConfigSchema, overridden: Sequence[str]) -> list[str]:
     """One line for each key in trouble; the alternatives of a union are one problem."""
     lines: dict[str, str] = {}
     for error in errors:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from citer_ray import __version__
-from citer_ray.atomic_files import write_text
 from citer_ray.config import CiterConfig
 from citer_ray.errors import DataError, RetryableError
+from citer_ray.file_replacement import replacing
 from citer_ray.mlflow_store import artifact_location, brief, is_permanent, open_client, quieten, tracking_uri
 from citer_ray.provenance import PROVENANCE_JSON, without_credentials
 from citer_ray.tracking import NullTracker, Tracker
@@ -294,7 +294,11 @@ class MlflowBackend:
         return str(version)
 
     def _save_state(self) -> None:
-        write_text(self._output_dir / STATE_JSON, json.dumps(asdict(self._state), indent=2) + "\n")
+        try:
+            with replacing(self._output_dir / STATE_JSON) as temporary:
+                temporary.write_text(json.dumps(asdict(self._state), indent=2) + "\n", encoding="utf-8")
+        except DataError as error:  # the runs are found by their tags as well
+            logger.debug("%s", error)
 
 
 def _load_state(path: Path, uri: str) -> _State:

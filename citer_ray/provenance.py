@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from citer_ray.atomic_files import write_text
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import config_digest
+from citer_ray.file_replacement import replacing
 
 PROVENANCE_JSON = "provenance.json"
 PACKAGES = (
@@ -69,7 +69,9 @@ def write_provenance(
         "usable_cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
     }
     record["earlier"] = _earlier(path)
-    return write_text(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
 
 
 def git_state(package_root: Path) -> dict[str, Any] | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import JsonValue, ValidationError
 
-from citer_ray.atomic_files import write_text
 from citer_ray.claims import COMPARED_SHARES, NEAR_LLM, check_claims
 from citer_ray.errors import DataError
+from citer_ray.file_replacement import replacing
 from citer_ray.frontier import MAX_SHARE, Axis, Frontier, Interval, Point
 from citer_ray.report_schema import (
     CostReport,
@@ -74,9 +74,12 @@ def build_report(
 def write_report(report: Report, output_dir: str | Path) -> tuple[Path, Path]:
     """Write `report.json` and `report.md`, and return their paths."""
     folder = Path(output_dir)
-    markdown = render_markdown(report)
-    json_path = write_text(folder / REPORT_JSON, report.model_dump_json(indent=2) + "\n")
-    return json_path, write_text(folder / REPORT_MD, markdown)
+    json_path, markdown_path = folder / REPORT_JSON, folder / REPORT_MD
+    with replacing(json_path) as temporary:
+        temporary.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    with replacing(markdown_path) as temporary:
+        temporary.write_text(render_markdown(report), encoding="utf-8")
+    return json_path, markdown_path
 
 
 def load_report(path: str | Path) -> Report:

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from citer_ray.atomic_files import write_text
 from citer_ray.config import CiterConfig
-from citer_ray.errors import RetryableError
+from citer_ray.errors import DataError, RetryableError
+from citer_ray.file_replacement import replacing
 from citer_ray.tracking import CHAMPION, Status, curve_metrics, flatten_params
 
 logger = logging.getLogger(__name__)
@@ -226,10 +226,11 @@ class BufferedTracker:
         try:
             if self._pending:
                 lines = [json.dumps(asdict(operation), ensure_ascii=False) for operation in self._pending]
-                write_text(self._path, "\n".join(lines) + "\n")
+                with replacing(self._path) as temporary:
+                    temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
             else:
                 self._path.unlink(missing_ok=True)
-        except OSError as error:  # repeating what was sent does no harm
+        except (OSError, DataError) as error:  # repeating what was sent does no harm
             logger.warning("the tracking backlog %s cannot be written: %s", self._path, error)
 
 
