@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from citer_ray.engine import Sampling, Scores, Session, TokenSequence
+from citer_ray.engines.vllm_errors import translated_errors
 from citer_ray.engines.vllm_launch import VLLMOptions, check, launch_decoder, launch_scorer
 from citer_ray.engines.vllm_loop import EngineLoop
 from citer_ray.engines.vllm_scoring import score_by_logprobs, score_by_states
@@ -122,7 +123,7 @@ class VLLMEngine:
         scorer: str | None = None,
         threshold: float = 0.0,
     ) -> Session:
-        self._check_alive()
+        self._check_alive(self._decoder)
         if self._decoder is None:
             raise ConfigError("this vLLM engine was started with purpose='score'; start one that decodes")
         if len(prompt_ids) == 0:
@@ -136,7 +137,7 @@ class VLLMEngine:
         return VLLMSession(self, prompt_ids, sampling, None if scorer is None else float(threshold))
 
     async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
-        self._check_alive()
+        self._check_alive(self._scorer if hidden or self._decoder is None else self._decoder)
         for index, sequence in enumerate(batch):
             self._check_sequence(index, sequence)
         return await self.loop.call(self._score(batch, hidden))
@@ -151,10 +152,10 @@ class VLLMEngine:
 
     # -- checks ----------------------------------------------------------------------------------------------
 
-    def _check_alive(self) -> None:
+    def _check_alive(self, client: AsyncLLM | None) -> None:
         if self.closed:
             raise RetryableError("the engine is closed")
-        if any(client is not None and client.errored for client in (self._decoder, self._scorer)):
+        if client is not None and client.errored:
             raise RetryableError("vLLM's engine process died; start the engine again")
 
     def _check_scorer(self, scorer: str, threshold: float) -> None:
@@ -174,7 +175,7 @@ class VLLMEngine:
 
     def check_turn(self, total: int, max_tokens: int) -> None:
         """Refuse a turn that cannot be computed."""
-        self._check_alive()
+        self._check_alive(self._decoder)
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if total + max_tokens - 1 > self._max_model_len:
@@ -280,12 +281,13 @@ class VLLMEngine:
             none = np.empty((0, self._hidden_size), np.float32) if hidden else None
             return Scores(np.empty(0, np.int32), np.empty(0, np.float32), none)
         request_id = f"score-{next(self._request_ids)}"
-        if hidden or self._decoder is None:
-            assert self._scorer is not None, "`_score` started it"
-            scores = await score_by_states(self._scorer, request_id, sequence)
-            return scores if hidden else Scores(scores.greedy, scores.reference_logprob)
-        masked = self._architecture is not None
-        return await score_by_logprobs(self._decoder, request_id, sequence, self._settings, masked)
+        with translated_errors():
+            if hidden or self._decoder is None:
+                assert self._scorer is not None, "`_score` started it"
+                scores = await score_by_states(self._scorer, request_id, sequence)
+                return scores if hidden else Scores(scores.greedy, scores.reference_logprob)
+            masked = self._architecture is not None
+            return await score_by_logprobs(self._decoder, request_id, sequence, self._settings, masked)
 
     def _launch_scorer(self) -> AsyncLLM:
         if self._architecture is None:

@@ -50,7 +50,7 @@ class ScoringPooler(Pooler):
         """One entry a sequence; None where a part of the prompt is still to come."""
         cursor = pooling_metadata.get_pooling_cursor()
         chunks = hidden_states.split(cursor.num_scheduled_tokens_cpu.tolist())
-        ids_by_row = pooling_metadata.get_prompt_token_ids()
+        ids_by_row = pooling_metadata.get_prompt_token_ids_cpu()  # vLLM keeps them on the host
         outputs: list[torch.Tensor | None] = []
         for row, (chunk, finished) in enumerate(zip(chunks, cursor.get_finished_mask(), strict=True)):
             state = pooling_metadata.pooling_states[row]
@@ -67,7 +67,9 @@ class ScoringPooler(Pooler):
 
     def _scores(self, hidden_TH: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         columns = []
-        for hidden_CH, targets_C in zip(hidden_TH.split(_LOGIT_ROWS), targets_T.long().split(_LOGIT_ROWS), strict=True):
+        for hidden_CH, targets_C in zip(
+            hidden_TH.split(_LOGIT_ROWS), targets_T.to(hidden_TH.device, torch.long).split(_LOGIT_ROWS), strict=True
+        ):
             logits_CV = self._logits(hidden_CH)
             if logits_CV is None:
                 columns.append(hidden_CH.new_zeros((len(hidden_CH), 2), dtype=torch.float32))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from citer_ray.engine import Finish, Sampling, Turn
+from citer_ray.engines.vllm_errors import translated_errors
 from citer_ray.engines.vllm_score_column import decode_score
 from citer_ray.errors import RetryableError
 
@@ -46,22 +47,16 @@ class RequestStream:
             RetryableError: the engine gave the request up, or died.
         """
         from vllm.engine.protocol import StreamingInput
-        from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
-        from vllm.v1.engine.exceptions import EngineDeadError
 
         self._inputs.put_nowait(StreamingInput(tokens_input(new_ids), params))
         if self._outputs is None:
             self._outputs = self._start(self._feed(), params)
         record = TurnRecord()
-        try:
+        with translated_errors():
             async for output in self._outputs:
                 if record.add(output):
                     return record
-        except VLLMClientError as error:
-            raise ValueError(str(error)) from error
-        except EngineDeadError as error:
-            raise RetryableError("vLLM's engine process died; start the engine again") from error
         raise RetryableError("vLLM ended the request without a reason; send the whole context again")
 
     async def _feed(self) -> AsyncGenerator[StreamingInput, None]:

@@ -39,7 +39,7 @@ class Batch:
         params = PoolingParams(task="token_embed", extra_kwargs={PROMPT_LENGTH_KEY: 2})
         metadata = PoolingMetadata(
             prompt_lens=torch.tensor(lengths),
-            prompt_token_ids=padded,
+            prompt_token_ids=None,  # vLLM gives the host's copy only
             prompt_token_ids_cpu=padded,
             pooling_params=[params] * len(lengths),
             pooling_states=self.states,
