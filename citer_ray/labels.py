@@ -88,7 +88,8 @@ def same_branch_labels(
     """bool [T]; sampled positions at which both models write the same token: a tie, which goes to the SLM."""
     if settings.shortcut or settings.branches == "none":
         return np.zeros(len(chosen_T), np.bool_)
-    return chosen_T & (np.asarray(slm_ids) == np.asarray(llm_ids))
+    same_T: npt.NDArray[np.bool_] = np.equal(np.asarray(slm_ids), np.asarray(llm_ids))
+    return chosen_T & same_T
 
 
 def outcome_label(outcomes: Outcomes, llm_price: float) -> float:

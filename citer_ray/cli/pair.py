@@ -23,8 +23,9 @@ def build(
 ) -> None:
     """Train the embedded pair from scratch (about 15 minutes on 2 cores)."""
     from citer_ray.pair.embedded.build import build_pair
+    from citer_ray.pair.embedded.recipe import PairRecipe
 
-    build_pair(output, seed)
+    build_pair(output, PairRecipe(seed=seed))
     Console().print(f"wrote {output}/slm and {output}/llm")
 
 
@@ -37,7 +38,7 @@ def check(
     from citer_ray.pair.check import check_pair
 
     info = check_pair(load_config(config, overrides or []).pair)
-    Console().print_json(json.dumps(info.to_json()) if not isinstance(info.to_json(), str) else info.to_json())
+    Console().print_json(json.dumps(info.to_json()))
 
 
 @pair_app.command("import-gguf")

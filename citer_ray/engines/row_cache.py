@@ -41,7 +41,7 @@ class _RowLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, owner: RowCache) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._owner = owner
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:

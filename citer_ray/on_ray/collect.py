@@ -196,9 +196,7 @@ def run_collection(
     if store.is_complete():
         logger.info("labels %s are complete", name)
         return store.read_manifest()
-    plan = CollectPlan(
-        spec, prepared.eos_token_id, round, policy, router, store.folder, previous
-    )
+    plan = CollectPlan(spec, prepared.eos_token_id, round, policy, router, store.folder, previous)
     started = time.monotonic()
     summaries = _run_chunks(plan, chunked(examples.examples, spec.config.collect.examples_per_chunk), store, name)
     bad = [
@@ -237,7 +235,7 @@ def _run_chunks(
         if chunk not in done
     ]
     total = sum(len(examples) for examples in chunks)
-    summaries = []
+    summaries: list[Mapping[str, Any]] = []
     with progress(f"collect {name}", total, "examples") as advance, unwrapped_errors():
         advance(sum(len(chunks[chunk]) for chunk in done))
         if todo:
@@ -250,7 +248,7 @@ def _run_chunks(
 def _pipeline(plan: CollectPlan, rows: list[dict[str, Any]]) -> ray.data.Dataset:
     """The pools, one after the other; a block is one chunk, so that chunks stream."""
     settings = plan.spec.config.collect
-    dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
+    dataset: ray.data.Dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     stages: list[tuple[type[_Worker], Replicas]] = [(DecideWorker, settings.rollouts)]
     if plan.previous is None:
         stages = [(SlmWorker, settings.slm), (LlmWorker, settings.llm), *stages]

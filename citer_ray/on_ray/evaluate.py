@@ -164,7 +164,7 @@ class EvaluationPool:
     def _map(self, call: Callable[[Any, Unit], Any], units: Sequence[Unit]) -> Iterator[tuple[Unit, Any]]:
         """Results in the order of `units`, computed by all workers."""
         with unwrapped_errors():
-            yield from zip(units, self._pool.map(call, units), strict=True)
+            yield from zip(units, self._pool.map(call, list(units)), strict=True)
 
     def _key(self, routers: Routers, settings: Sequence[Setting], examples: Sequence[Example]) -> str:
         config = self._spec.config
@@ -195,7 +195,7 @@ def evaluation_pool(spec: EngineSpec) -> Iterator[EvaluationPool]:
         "max_task_retries": 3,
     }
     worker = ray.remote(EvaluationWorker).options(**options)
-    actors = [worker.remote(spec) for _ in range(replicas.count)]
+    actors: list[Any] = [worker.remote(spec) for _ in range(replicas.count)]
     try:
         with unwrapped_errors():
             ray.get([actor.ready.remote() for actor in actors])

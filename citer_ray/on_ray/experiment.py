@@ -460,7 +460,8 @@ class Experiment:
 
         self.console.print(terminal_table(report))
         self.console.print(claims_table(report))
-        self.console.print(f"report: {self.workspace.root / 'report.md'}   plot: {self.workspace.root / 'frontier.png'}")
+        for name in ("report.md", "report.json", "frontier.png"):
+            self.console.print(f"wrote {self.workspace.root / name}", soft_wrap=True)
 
 
 def method_of(name: str) -> str:

@@ -32,6 +32,8 @@ def ray_session(config: RayConfig) -> Iterator[None]:
     if address:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     else:
+        # Ray's core writes to our terminal otherwise, at each start of a pool; its files in /tmp/ray have it all.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         ray.init(
             address="local",  # never join a cluster by accident
             num_cpus=config.num_cpus,

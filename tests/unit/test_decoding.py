@@ -12,7 +12,16 @@ from citer_ray.decoding import Request, Trace, decode, decode_many
 from citer_ray.engine import Finish
 from citer_ray.engines.hf import TransformersEngine
 from citer_ray.engines.scripted import ScriptedEngine
-from citer_ray.policy import LLM_ONLY_THRESHOLD, AlwaysLlm, AlwaysSlm, Oracle, Policy, Threshold, Writer, random_policy
+from citer_ray.policy import (
+    LLM_ONLY_THRESHOLD,
+    AlwaysLlm,
+    AlwaysSlm,
+    Oracle,
+    Policy,
+    Threshold,
+    Writer,
+    random_policy,
+)
 from tests.conformance import naive_generate, prompts
 from tests.conftest import EOS_ID, VOCAB_SIZE
 from tests.unit.test_hf import make_engine

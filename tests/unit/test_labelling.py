@@ -62,7 +62,7 @@ def labeller(policy: Policy = AlwaysSlm(), **settings: object) -> Labeller:  # n
 
 def model_that_says(**by_context: str) -> ScriptedEngine:
     """Continues the reference, except after the given texts, where it goes on with another one."""
-    reference = ids_of(EXAMPLE.reference) + [EOS_ID]
+    reference = [*ids_of(EXAMPLE.reference), EOS_ID]
     prompt = [1, *ids_of("q")]
 
     def rule(ids: Sequence[int]) -> int:
