@@ -21,12 +21,15 @@ SMALLEST_HEAD = 32  # vLLM's CPU attention refuses 16
 class Stage:
     """One stretch of training with fresh optimizers: warm up linearly, then fall linearly to 0.
 
-    ``rate`` scales both learning rates. ``drill_start`` -> ``drill_end`` is the share of rows that hold drills
+    ``rate`` scales both learning rates, ``adam_rate`` AdamW's alone in its place. ``stream`` seeds the stage's order of
+    data; None derives it from the recipe's seed. ``drill_start`` -> ``drill_end`` is the share of rows that hold drills
     instead of problems, falling over the stage. ``decision_weight`` scales the extra loss on decision words.
     """
 
     steps: int
     rate: float = 1.0
+    adam_rate: float | None = None
+    stream: int | None = None
     warmup_steps: int = 50
     drill_start: float = 0.5
     drill_end: float = 0.1
@@ -83,7 +86,7 @@ class PairRecipe:
     vocabulary_size: int = 512
     slm: ModelRecipe = field(
         default_factory=lambda: ModelRecipe(
-            hidden_size=64, layers=2, heads=2, feed_forward=128, stages=(Stage(steps=2000),)
+            hidden_size=64, layers=2, heads=2, feed_forward=128, stages=(Stage(steps=2000, stream=0),)
         )
     )
     llm: ModelRecipe = field(
@@ -93,8 +96,16 @@ class PairRecipe:
             heads=4,
             feed_forward=256,
             stages=(
-                Stage(steps=3000, decision_weight=8.0),
-                Stage(steps=1000, rate=0.7, drill_start=0.1, drill_end=0.05, decision_weight=16.0),
+                Stage(steps=3000, stream=0, decision_weight=8.0),
+                Stage(
+                    steps=1200,
+                    rate=0.75,
+                    adam_rate=2 / 3,
+                    stream=1,
+                    drill_start=0.1,
+                    drill_end=0.05,
+                    decision_weight=15.0,
+                ),
             ),
         )
     )

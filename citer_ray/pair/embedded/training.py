@@ -87,7 +87,7 @@ def train_stage(
     """Trains ``model`` in place through one stage of its recipe, on a random stream of the stage's own."""
     shape: ModelRecipe = getattr(recipe, role)
     stage, done = shape.stages[index], sum(stage.steps for stage in shape.stages[:index])
-    rng = np.random.default_rng([recipe.seed, index])
+    rng = np.random.default_rng([recipe.seed, index] if stage.stream is None else stage.stream)
     optimizers = _optimizers(model, shape)
     sides = DecisionSides(tokenizer, recipe.vocabulary_size)
     batches = _batches(data, shape.batch_size, stage, Drills(tokenizer, rng), rng)
@@ -184,8 +184,10 @@ def _set_rates(optimizers: list[torch.optim.Optimizer], stage: Stage, step: int)
     warm = min(1.0, (step + 1) / stage.warmup_steps)
     left = 1 - max(0, step - stage.warmup_steps) / max(1, stage.steps - stage.warmup_steps)
     for optimizer in optimizers:
+        is_adam = isinstance(optimizer, torch.optim.AdamW)
+        rate = stage.rate if stage.adam_rate is None or not is_adam else stage.adam_rate
         for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * stage.rate * warm * left
+            group["lr"] = group["peak_lr"] * rate * warm * left
 
 
 def main(arguments: list[str]) -> None:
