@@ -45,8 +45,8 @@ format: setup ## format the code and apply ruff's safe fixes
 
 mlflow: setup ## compare runs in the browser: MLflow on http://127.0.0.1:5000 (another port: PORT=...)
 	@test -f runs/mlflow.db || { echo "runs/mlflow.db is not there yet: make quickstart writes it" >&2; exit 1; }
-	$(BIN)/mlflow server --backend-store-uri sqlite:///runs/mlflow.db \
-		--default-artifact-root ./runs/mlflow-artifacts --workers 1 --host 127.0.0.1 --port $(PORT)
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --backend-store-uri sqlite:///runs/mlflow.db \
+		--default-artifact-root ./runs/mlartifacts --workers 1 --host 127.0.0.1 --port $(PORT)
 
 bench: setup ## measure collection against a token-by-token loop (see benchmarks/)
 	$(BIN)/python benchmarks/collect.py $(ARGS)

@@ -100,7 +100,7 @@ class Experiment:
         write_provenance(prepared.workspace.root, config, argv, {"seed": config.seed})
         with ExitStack() as stack:
             tracker = make_tracker(config)
-            stack.callback(tracker.close)
+            stack.push(lambda kind, *_: tracker.close("failed" if kind else "finished"))
             stack.enter_context(ray_session(config.ray))
             check_resources(config)
             yield cls(prepared, tracker, stack)
