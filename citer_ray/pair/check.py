@@ -111,30 +111,30 @@ def check_pair(pair: PairConfig) -> PairInfo:
         _check_files(role, model)
         resolve_device(model)
     slm, llm = _describe(pair.slm), _describe(pair.llm)
-    tokenizers = load_tokenizer(pair.slm), load_tokenizer(pair.llm)
-    difference = first_difference(*tokenizers)
+    tokenizer, llm_tokenizer = load_tokenizer(pair.slm), load_tokenizer(pair.llm)
+    difference = first_difference(tokenizer, llm_tokenizer)
     if difference is not None:
         raise PairError(
             f"{slm.path} and {llm.path} have different tokenizers: {difference}. Routing passes token ids between "
             "the models, so choose two models of one family"
         )
-    shared = max(tokens_by_id(tokenizers[0]), default=-1) + 1
+    shared = max(tokens_by_id(tokenizer), default=-1) + 1
     _check_vocabulary(shared, slm, llm)
-    eos, warnings = _eos_ids(pair, shared)
-    templates_equal = tokenizers[0].chat_template == tokenizers[1].chat_template
+    eos, warnings = _eos_ids(eos_token_ids(pair.slm, tokenizer), eos_token_ids(pair.llm, llm_tokenizer), shared)
+    templates_equal = tokenizer.chat_template == llm_tokenizer.chat_template
     if not templates_equal:
         warnings.append("the chat templates differ; prompts are made with the SLM's")
     handoff = choose_handoff(
         pair.handoff_token,
-        tokenizers[0],
+        tokenizer,
         slm_vocab_size=slm.vocab_size,
-        in_use=eos | _prompt_ids(tokenizers[0]),
+        in_use=eos | _prompt_ids(tokenizer),
     )
     return PairInfo(
         slm=slm,
         llm=llm,
         shared_vocab_size=shared,
-        bos_token_id=tokenizers[0].bos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
         eos_token_ids=tuple(sorted(eos)),
         chat_templates_equal=templates_equal,
         handoff_token_id=handoff.token_id,
@@ -186,9 +186,9 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(ids | {i for i in (tokenizer.bos_token_id, tokenizer.pad_token_id) if i is not None})
 
 
-def _eos_ids(pair: PairConfig, shared: int) -> tuple[frozenset[int], list[str]]:
+def _eos_ids(slm: frozenset[int], llm: frozenset[int], shared: int) -> tuple[frozenset[int], list[str]]:
     """Return the EOS ids of either model that the tokenizer knows, and warnings about them."""
-    slm, llm = (frozenset(i for i in eos_token_ids(model) if i < shared) for model in (pair.slm, pair.llm))
+    slm, llm = (frozenset(index for index in ids if index < shared) for ids in (slm, llm))
     if not slm | llm:
         raise PairError("neither model has an EOS token, so no response would end; set eos_token in the tokenizers")
     if slm == llm:

@@ -144,12 +144,16 @@ def resolve_dtype(model: ModelConfig) -> torch.dtype | str:
     return torch.float32 if resolve_device(model).type == "cpu" else "auto"
 
 
-def eos_token_ids(model: ModelConfig) -> frozenset[int]:
+def eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
     """Return every id that ends a response: those of the generation config, the config and the tokenizer.
 
     Chat models often state several: Llama-3.1-Instruct ends a turn with one id and a text with another.
+
+    Args:
+        model: which one.
+        tokenizer: its tokenizer, if it is loaded already.
     """
-    found = [load_hf_config(model).eos_token_id, load_tokenizer(model).eos_token_id]
+    found = [load_hf_config(model).eos_token_id, (tokenizer or load_tokenizer(model)).eos_token_id]
     generation = _generation_config(model)
     if generation is not None:
         found.append(generation.eos_token_id)
