@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +54,9 @@ class EvaluationWorker:
     """Both models of the pair in one process. Routers are loaded when a call names them."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        # Several routers and the untrained scorers share one engine here, which vLLM's cannot do yet.
+        engine = spec.config.engine.model_copy(update={"kind": "transformers"})
+        spec = replace(spec, config=spec.config.model_copy(update={"engine": engine}))
         limit_threads(spec.config, spec.config.evaluate.workers)
         self._spec = spec
         self._runner = asyncio.Runner()
