@@ -201,7 +201,8 @@ def _one_array(table: pa.Table, name: str) -> pa.Array:
 
 
 def _binary_values(array: pa.Array) -> npt.NDArray[np.float16]:
-    """The concatenated values of a large_binary array as float16."""
+    """The concatenated values of a binary array as float16."""
+    array = array.cast(pa.large_binary())  # nothing to do, unless another reader chose 32-bit offsets
     if len(array) == 0:
         return np.zeros(0, dtype=HIDDEN_DTYPE)
     offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]

@@ -93,6 +93,21 @@ def new_state(
     return FitState(router, optimizer)
 
 
+def best_router(state: FitState) -> Router:
+    """A router with the weights of the best validation loss.
+
+    Raises:
+        DataError: no epoch gave a finite validation loss.
+    """
+    if state.best_weights is None:
+        raise DataError(
+            "the validation loss was never finite; lower fit.learning_rate, or check the labels' hidden states"
+        )
+    router = copy.deepcopy(state.router)
+    router.load_state_dict(state.best_weights)
+    return router.eval()
+
+
 class RouterFit:
     """Fits one router. All workers make one, with their own data over one plan, and call the same methods."""
 
@@ -117,18 +132,11 @@ class RouterFit:
         return state
 
     def run(self, state: FitState, after_epoch: Callable[[FitState], None] | None = None) -> FitState:
-        """Train until the validation loss stops falling, or for `max_epochs`; `state` is changed and
-        returned.
-
-        Raises:
-            DataError: no epoch gave a finite validation loss.
-        """
+        """Train until the validation loss stops falling, or for `max_epochs`; `state` is changed and returned."""
         while state.stopped is None:
             self._run_epoch(state)
             if after_epoch is not None:
                 after_epoch(state)
-        if state.best_weights is None:
-            raise DataError("the validation loss was never finite; lower fit.learning_rate or check the hidden states")
         return state
 
     def _run_epoch(self, state: FitState) -> None:
@@ -191,13 +199,8 @@ class RouterFit:
 
     def _input_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each input dimension over all training positions, float32 [H]."""
-        sums_2H = torch.zeros(2, self.data.hidden_size, dtype=torch.float64)
-        for index in range(len(self.data.plan.windows)):
-            for hidden_BH in self.data.window(index).hidden_BH.split(_SCORING_ROWS):
-                wide_BH = hidden_BH.double()
-                sums_2H[0] += wide_BH.sum(dim=0)
-                sums_2H[1] += wide_BH.square().sum(dim=0)
-        mean_2H = _summed(sums_2H.to(self.device)).cpu() / self.data.plan.train_positions
+        sums_2H = _summed(self.data.input_sums_2H.clone().to(self.device)).cpu()
+        mean_2H = sums_2H / self.data.plan.train_positions
         std_H = (mean_2H[1] - mean_2H[0].square()).clamp_min(0).sqrt()
         return mean_2H[0].float(), std_H.float()
 

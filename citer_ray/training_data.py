@@ -6,9 +6,9 @@ Filled from tables of label rows, however they were read (`LabelStore` in one pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from citer_ray.label_store import LabelStore, read_part
 from citer_ray.training_plan import TrainingPlan
 
 SHARD_COLUMNS = ("example_id", "label", "case", "hidden")
+_ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +42,6 @@ class Shard:
 
     def __len__(self) -> int:
         return len(self.number_B)
-
-
-class TrainingData(Protocol):
-    """What training needs of its data; each worker has its own, over the same plan."""
-
-    @property
-    def plan(self) -> TrainingPlan:
-        """The plan that all workers share."""
-        ...
-
-    @property
-    def hidden_size(self) -> int:
-        """H."""
-        ...
-
-    def window(self, index: int) -> Shard:
-        """This worker's positions of a window; reads them again unless all windows are held."""
-        ...
-
-    def validation(self) -> Shard:
-        """This worker's validation positions."""
-        ...
 
 
 def shards_of(tables: Iterable[pa.Table], starts: list[dict[str, int]], hidden_size: int) -> list[Shard]:
@@ -99,48 +78,100 @@ def _numbered(
 
 
 def _join(parts: list[tuple[npt.NDArray[np.int64], Positions]], hidden_size: int) -> Shard:
-    """One shard of several parts, ordered by number, so that how they were read does not matter."""
-    if not parts:
-        return Shard(
-            np.zeros(0, np.int64),
-            torch.zeros(0, hidden_size, dtype=torch.float16),
-            torch.zeros(0),
-            np.zeros(0, np.int8),
+    """One shard of several parts."""
+    shards = [
+        Shard(
+            number_B,
+            torch.from_numpy(positions.hidden_BH),
+            torch.from_numpy(positions.label_B),
+            positions.case_B,
         )
-    number_B = np.concatenate([number for number, _ in parts])
+        for number_B, positions in parts
+    ]
+    empty = Shard(
+        np.zeros(0, np.int64),
+        torch.zeros(0, hidden_size, dtype=torch.float16),
+        torch.zeros(0),
+        np.zeros(0, np.int8),
+    )
+    return _merge([empty, *shards])
+
+
+def _merge(shards: list[Shard]) -> Shard:
+    """One shard of several, ordered by number, so that how they were read does not matter."""
+    number_B = np.concatenate([shard.number_B for shard in shards])
     order_B = np.argsort(number_B, kind="stable")
     return Shard(
         number_B[order_B],
-        torch.from_numpy(np.concatenate([positions.hidden_BH for _, positions in parts])[order_B]),
-        torch.from_numpy(np.concatenate([positions.label_B for _, positions in parts])[order_B]),
-        np.concatenate([positions.case_B for _, positions in parts])[order_B],
+        torch.cat([shard.hidden_BH for shard in shards])[torch.from_numpy(order_B)],
+        torch.cat([shard.label_B for shard in shards])[torch.from_numpy(order_B)],
+        np.concatenate([shard.case_B for shard in shards])[order_B],
     )
 
 
-class StoredData:
-    """Training data of one process, read from a label store; holds everything."""
+class TrainingData:
+    """One worker's positions, a window at a time; all workers have one, over the same plan.
 
-    def __init__(self, store: LabelStore, plan: TrainingPlan) -> None:
-        self._plan = plan
-        self._hidden_size = store.read_manifest().hidden_size
-        tables = [read_part(path, SHARD_COLUMNS) for path in plan.files]
-        starts = [window.starts for window in plan.windows] + [plan.validation_starts]
-        *self._windows, self._validation = shards_of(tables, starts, self._hidden_size)
+    The validation part is held. Of the training part one window is held if it is the only one; else each window is
+    read again when it is its turn, so that memory is bounded by the plan's window size.
 
-    @property
-    def plan(self) -> TrainingPlan:
-        """See `TrainingData`."""
-        return self._plan
+    Attributes:
+        plan: the plan that all workers share.
+        hidden_size: H.
+        input_sums_2H: float64; sums and sums of squares of this worker's training hidden states.
+    """
 
-    @property
-    def hidden_size(self) -> int:
-        """See `TrainingData`."""
-        return self._hidden_size
+    def __init__(self, plan: TrainingPlan, hidden_size: int, read_window: Callable[[int], Iterable[pa.Table]]) -> None:
+        """Read everything once.
+
+        Args:
+            plan: the plan.
+            hidden_size: H.
+            read_window: reads this worker's label rows of a window, with `SHARD_COLUMNS`.
+        """
+        self.plan = plan
+        self.hidden_size = hidden_size
+        self._read_window = read_window
+        self._only_window: Shard | None = None
+        self.input_sums_2H = torch.zeros(2, hidden_size, dtype=torch.float64)
+        validation = []
+        for index, window in enumerate(plan.windows):
+            starts = [window.starts, plan.validation_starts]
+            train, held_out = shards_of(read_window(index), starts, hidden_size)
+            validation.append(held_out)
+            self._add_to_sums(train)
+            if len(plan.windows) == 1:
+                self._only_window = train
+        self._validation = _merge(validation)
 
     def window(self, index: int) -> Shard:
-        """See `TrainingData`."""
-        return self._windows[index]
+        """This worker's training positions of a window."""
+        if self._only_window is not None:
+            return self._only_window
+        starts = [self.plan.windows[index].starts]
+        return shards_of(self._read_window(index), starts, self.hidden_size)[0]
 
     def validation(self) -> Shard:
-        """See `TrainingData`."""
+        """This worker's validation positions."""
         return self._validation
+
+    def _add_to_sums(self, shard: Shard) -> None:
+        for hidden_BH in shard.hidden_BH.split(_ROWS_AT_ONCE):
+            wide_BH = hidden_BH.double()
+            self.input_sums_2H[0] += wide_BH.sum(dim=0)
+            self.input_sums_2H[1] += wide_BH.square().sum(dim=0)
+
+
+def stored_data(store: LabelStore, plan: TrainingPlan, *, rank: int = 0, workers: int = 1) -> TrainingData:
+    """The training data of one of several workers, read from a label store; worker r has every `workers`-th file."""
+
+    def read_window(index: int) -> Iterator[pa.Table]:
+        for path in worker_files(plan, index, rank=rank, workers=workers):
+            yield read_part(path, SHARD_COLUMNS)
+
+    return TrainingData(plan, store.read_manifest().hidden_size, read_window)
+
+
+def worker_files(plan: TrainingPlan, window: int, *, rank: int, workers: int) -> list[Path]:
+    """The label files of a window that a worker reads: its shard, so that no file is read twice."""
+    return [plan.files[file] for file in plan.windows[window].files[rank::workers]]
