@@ -22,16 +22,10 @@ from citer_ray.synchronised_norm import SynchronisedBatchNorm
 class Router(nn.Module):
     """MLP from hidden_BH to a logit for each row; computes in float32 whatever the input's dtype.
 
-    The input is standardised with two buffers, `input_mean_H` and `input_scale_H` (0 and 1 until
-    `standardise` sets them), so that weights and weight decay treat all dimensions of a hidden state alike.
-
     Attributes:
         hidden_size: H of the SLM.
         config: the architecture.
     """
-
-    input_mean_H: Tensor
-    input_scale_H: Tensor
 
     def __init__(self, hidden_size: int, config: RouterConfig, *, generator: torch.Generator | None = None) -> None:
         """Make a router with fresh weights, drawn from `generator` (the global one if None)."""
@@ -39,8 +33,6 @@ class Router(nn.Module):
         self.hidden_size = hidden_size
         self.config = config
         widths = [max(1, round(multiple * hidden_size)) for multiple in config.widths]
-        self.register_buffer("input_mean_H", torch.zeros(hidden_size))
-        self.register_buffer("input_scale_H", torch.ones(hidden_size))
         self.hidden_layers = nn.ModuleList(
             nn.utils.skip_init(nn.Linear, fan_in, fan_out)
             for fan_in, fan_out in zip([hidden_size, *widths], widths, strict=False)
@@ -57,13 +49,6 @@ class Router(nn.Module):
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
             nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
 
-    def standardise(self, mean_H: Tensor, std_H: Tensor) -> None:
-        """Set the input's mean and standard deviation; dimensions that hardly vary are only centred."""
-        self.input_mean_H.copy_(mean_H)
-        # A dimension that is constant in the labels must not explode on the first other value in serving.
-        smallest = 1e-3 * float(std_H.mean()) or 1.0
-        self.input_scale_H.copy_(torch.where(std_H > smallest, 1 / std_H, torch.ones_like(std_H)))
-
     def forward(self, hidden_BH: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
         """Logits of `p_slm`, float32 [B].
 
@@ -72,7 +57,7 @@ class Router(nn.Module):
             keep: in training, a dropout mask [B, W] for each hidden layer, as drawn by `draw_dropout`; None
                 draws them from the global generator. Not used in eval mode.
         """
-        x_BW = (hidden_BH.to(self.input_mean_H.dtype) - self.input_mean_H) * self.input_scale_H
+        x_BW = hidden_BH.to(self.output.weight.dtype)
         for index, layer in enumerate(self.hidden_layers):
             x_BW = layer(x_BW)
             if index == 0 and self.norm is not None:

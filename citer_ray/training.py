@@ -125,11 +125,8 @@ class RouterFit:
         )
 
     def start(self, router_config: RouterConfig) -> FitState:
-        """Fresh weights, with the input's mean and deviation taken from the training positions."""
-        state = new_state(self.data.hidden_size, router_config, self.config, self.seed, self.device)
-        mean_H, std_H = self._input_moments()
-        state.router.standardise(mean_H.to(self.device), std_H.to(self.device))
-        return state
+        """Fresh weights, the same in every worker."""
+        return new_state(self.data.hidden_size, router_config, self.config, self.seed, self.device)
 
     def run(self, state: FitState, after_epoch: Callable[[FitState], None] | None = None) -> FitState:
         """Train until the validation loss stops falling, or for `max_epochs`; `state` is changed and returned."""
@@ -196,13 +193,6 @@ class RouterFit:
         """Masks for a whole batch, a function of the seed and the batch's place alone."""
         seed = _mixed_seed(self.seed, state.epoch, window, batch)
         return state.router.draw_dropout(rows, torch.Generator().manual_seed(seed))
-
-    def _input_moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each input dimension over all training positions, float32 [H]."""
-        sums_2H = _summed(self.data.input_sums_2H.clone().to(self.device)).cpu()
-        mean_2H = sums_2H / self.data.plan.train_positions
-        std_H = (mean_2H[1] - mean_2H[0].square()).clamp_min(0).sqrt()
-        return mean_2H[0].float(), std_H.float()
 
     def validation_loss(self, router: Router) -> float:
         """Mean loss of a validation position under the objective, over all workers."""

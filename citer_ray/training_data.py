@@ -21,7 +21,6 @@ from citer_ray.label_store import LabelStore, read_part
 from citer_ray.training_plan import TrainingPlan
 
 SHARD_COLUMNS = ("example_id", "label", "case", "hidden")
-_ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,6 @@ class TrainingData:
     Attributes:
         plan: the plan that all workers share.
         hidden_size: H.
-        input_sums_2H: float64; sums and sums of squares of this worker's training hidden states.
     """
 
     def __init__(self, plan: TrainingPlan, hidden_size: int, read_window: Callable[[int], Iterable[pa.Table]]) -> None:
@@ -133,13 +131,11 @@ class TrainingData:
         self.hidden_size = hidden_size
         self._read_window = read_window
         self._only_window: Shard | None = None
-        self.input_sums_2H = torch.zeros(2, hidden_size, dtype=torch.float64)
         validation = []
         for index, window in enumerate(plan.windows):
             starts = [window.starts, plan.validation_starts]
             train, held_out = shards_of(read_window(index), starts, hidden_size)
             validation.append(held_out)
-            self._add_to_sums(train)
             if len(plan.windows) == 1:
                 self._only_window = train
         self._validation = _merge(validation)
@@ -154,12 +150,6 @@ class TrainingData:
     def validation(self) -> Shard:
         """This worker's validation positions."""
         return self._validation
-
-    def _add_to_sums(self, shard: Shard) -> None:
-        for hidden_BH in shard.hidden_BH.split(_ROWS_AT_ONCE):
-            wide_BH = hidden_BH.double()
-            self.input_sums_2H[0] += wide_BH.sum(dim=0)
-            self.input_sums_2H[1] += wide_BH.square().sum(dim=0)
 
 
 def stored_data(store: LabelStore, plan: TrainingPlan, *, rank: int = 0, workers: int = 1) -> TrainingData:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -57,6 +57,7 @@ def test_the_ends_need_no_measuring() -> None:
         assert (table.threshold_for(1), table.share_for(LLM_ONLY_THRESHOLD)) == (LLM_ONLY_THRESHOLD, 1)
 
 
+@settings(deadline=None, max_examples=50)
 @given(SHARES, SHARES)
 def test_both_directions_are_monotone(a: float, b: float) -> None:
     low, high = sorted((a, b))
@@ -64,6 +65,7 @@ def test_both_directions_are_monotone(a: float, b: float) -> None:
     assert TABLE.share_for(low) <= TABLE.share_for(high)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.floats(0.02, 0.3))
 def test_the_directions_invert_each_other(share: float) -> None:
     assert TABLE.share_for(TABLE.threshold_for(share)) == pytest.approx(share, abs=1e-6)

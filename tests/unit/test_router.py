@@ -1,4 +1,4 @@
-"""The router: sizes, dtypes, dropout, standardisation, saturation."""
+"""The router: sizes, dtypes, dropout, saturation."""
 
 from __future__ import annotations
 
@@ -99,17 +99,6 @@ def test_the_sigmoid_saturates_and_the_llm_only_threshold_still_holds() -> None:
     assert p == 1.0
     assert not hands_off(p, 1.0)
     assert hands_off(p, LLM_ONLY_THRESHOLD)
-
-
-def test_standardised_inputs_have_mean_0_and_deviation_1() -> None:
-    router = make_router(widths=(), batch_norm=False)
-    x = hidden(1000) * 7 + 3
-    x[:, 0] = 5.0
-    router.standardise(x.mean(dim=0), x.std(dim=0))
-    seen = (x - router.input_mean_H) * router.input_scale_H
-    torch.testing.assert_close(seen.mean(dim=0), torch.zeros(H), atol=1e-5, rtol=0)
-    torch.testing.assert_close(seen[:, 1:].std(dim=0), torch.ones(H - 1))
-    assert router.input_scale_H[0] == 1  # a constant dimension is centred, not blown up
 
 
 def test_dropout_masks_are_applied_in_training_only() -> None:

@@ -130,13 +130,6 @@ def test_a_remainder_of_one_position_does_not_break_batch_norm(data: TrainingDat
     assert fit.total_steps == len(sizes) == 3
 
 
-def test_the_input_is_standardised_by_the_training_positions(data: TrainingData) -> None:
-    router = RouterFit(data, CONFIG, seed=0).start(ROUTER).router
-    hidden = data.window(0).hidden_BH.float()
-    torch.testing.assert_close(router.input_mean_H, hidden.mean(dim=0))
-    torch.testing.assert_close(router.input_scale_H, 1 / hidden.std(dim=0, correction=0))
-
-
 def test_several_windows_train_on_the_same_positions(tmp_path: Path) -> None:
     store = write_planted_labels(tmp_path)
     losses = []

@@ -64,13 +64,6 @@ def test_shards_of_several_workers_are_disjoint_and_complete(store: LabelStore, 
     shards = [stored_data(store, plan, rank=rank, workers=workers) for rank in range(workers)]
     assert as_dict(*(data.window(0) for data in shards)) == expected_positions(store, plan.windows[0].starts)
     assert as_dict(*(data.validation() for data in shards)) == expected_positions(store, plan.validation_starts)
-    torch.testing.assert_close(sum(data.input_sums_2H for data in shards), stored_data(store, plan).input_sums_2H)
-
-
-def test_input_sums_are_those_of_the_training_positions(store: LabelStore) -> None:
-    data = stored_data(store, plan_of(store, 100))
-    hidden = torch.cat([data.window(index).hidden_BH for index in range(len(data.plan.windows))]).double()
-    torch.testing.assert_close(data.input_sums_2H, torch.stack([hidden.sum(0), hidden.square().sum(0)]))
 
 
 def test_several_windows_are_read_again_and_one_is_held(store: LabelStore) -> None:
