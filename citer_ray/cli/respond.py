@@ -21,6 +21,7 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file
 RouterFolder = Annotated[Path | None, typer.Option("--router", help="Folder of a router.")]
 ThresholdOption = Annotated[float | None, typer.Option(min=0, help="The LLM writes where p_slm is below it.")]
 ShareOption = Annotated[float | None, typer.Option("--llm-share", min=0, max=1, help="LLM share to aim at.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="A setting that wins: section.key=value.")]
 ModelOption = Annotated[str, typer.Option("--model", help="routed, slm or llm.")]
 
 _STYLES = {Writer.SLM: "", Writer.LLM: "bold black on bright_yellow"}
@@ -87,14 +88,14 @@ def summary(trace: Trace) -> str:
     """One line: tokens, LLM share, visits."""
     return (
         f"{len(trace.token_ids)} tokens, {trace.num_llm_tokens} by the LLM ({trace.llm_share:.1%}), "
-        f"{trace.visits} visits, ended by {trace.finish}"
+        f"{trace.visits} visit{'' if trace.visits == 1 else 's'}, ended by {trace.finish}"
     )
 
 
 def decode(
     prompt: Annotated[str, typer.Argument(help="The question.")],
     config: Config,
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value")] = None,
+    overrides: Overrides = None,
     router: RouterFolder = None,
     threshold: ThresholdOption = None,
     llm_share: ShareOption = None,
@@ -109,7 +110,7 @@ def decode(
 
 def chat(
     config: Config,
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value")] = None,
+    overrides: Overrides = None,
     router: RouterFolder = None,
     threshold: ThresholdOption = None,
     llm_share: ShareOption = None,
