@@ -8,14 +8,14 @@ slow way runs on a part of the work and is compared by tokens per second. Read b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.harness import Comparison, compare
+from benchmarks.harness import Comparison, run_in_turn
 from benchmarks.pairs import SEED, BenchmarkPair, embedded_pair, random_pair
-from benchmarks.token_loop import roll_out_alone, score_token_by_token
+from benchmarks.token_loop import LoopScores, roll_out_alone, score_token_by_token
 from citer_ray.decoding import Request, decode_many
 from citer_ray.engine import TokenSequence
 from citer_ray.label_rows import LabelRow
@@ -28,9 +28,8 @@ class Plan:
     """How much work one pair gets.
 
     Attributes:
-        examples: labelled by us in one run.
-        loop_examples: labelled by the loop in one run.
-        rollout_examples: whose both-wrong states we roll out in one run.
+        examples: scored, and their both-wrong states rolled out, by us in one run.
+        loop_examples: scored by the loop in one run.
         loop_rollouts: states that are rolled out one at a time in one run.
         score_target: ratio for scoring.
         rollout_target: ratio for rollouts.
@@ -38,15 +37,14 @@ class Plan:
 
     examples: int
     loop_examples: int
-    rollout_examples: int
     loop_rollouts: int
     score_target: float | None
     rollout_target: float | None
 
 
-EMBEDDED = Plan(40, 8, 40, 24, score_target=25, rollout_target=10)
-RANDOM = Plan(8, 1, 8, 4, score_target=8, rollout_target=4)
-SHORT = Plan(3, 1, 3, 2, score_target=None, rollout_target=None)
+EMBEDDED = Plan(40, 8, 24, score_target=25, rollout_target=10)
+RANDOM = Plan(8, 1, 4, score_target=8, rollout_target=4)
+SHORT = Plan(3, 1, 2, score_target=None, rollout_target=None)
 
 
 def run(*, pairs: Sequence[str] = ("embedded", "random"), short: bool = False, repeats: int = 3) -> list[Comparison]:
@@ -61,9 +59,8 @@ def run(*, pairs: Sequence[str] = ("embedded", "random"), short: bool = False, r
     for name in pairs:
         plan = SHORT if short else {"embedded": EMBEDDED, "random": RANDOM}[name]
         pair = _pair(name, plan.examples, short)
-        rows = _scored_rows(pair)
-        results.append(measure_scoring(pair, plan, rows, repeats))
-        results.append(measure_rollouts(pair, plan, rows, repeats))
+        results.append(measure_scoring(pair, plan, repeats))
+        results.append(measure_rollouts(pair, plan, repeats))
     return results
 
 
@@ -75,72 +72,66 @@ def _pair(name: str, examples: int, short: bool) -> BenchmarkPair:
     return random_pair(examples)
 
 
-def measure_scoring(pair: BenchmarkPair, plan: Plan, rows: Sequence[LabelRow], repeats: int) -> Comparison:
+def measure_scoring(pair: BenchmarkPair, plan: Plan, repeats: int) -> Comparison:
     """Greedy tokens of both models, hidden states and cases; counted in reference tokens."""
+    rows = _scored_rows(pair)  # also warms up what the clock should not see
     looped = _typical(rows, plan.loop_examples)
+    loops: list[LoopScores] = []
 
     def ours() -> int:
         return sum(len(row.case) for row in _scored_rows(pair))
 
     def reference() -> int:
-        return sum(len(score_token_by_token(pair.slm, pair.llm, _sequence(row)).slm_ids) for row in looped)
+        loops[:] = [score_token_by_token(pair.slm, pair.llm, _sequence(row)) for row in looped]
+        return sum(len(loop.slm_ids) for loop in loops)
 
-    same = total = 0
-    for row in looped:
-        loop = score_token_by_token(pair.slm, pair.llm, _sequence(row))
-        # Where the LLM was not asked, its token is None: the SLM was right.
-        pairs = zip(loop.slm_ids, row.slm_ids, loop.llm_ids, row.llm_ids, strict=True)
-        same += sum(a == b and d in (c, None) for a, b, c, d in pairs)
-        total += len(row.case)
-        np.testing.assert_allclose(row.hidden, loop.hidden, atol=2e-3)
-    return compare(
+    runs = run_in_turn(ours, reference, repeats)
+    return Comparison(
         f"{pair.name}: scoring",
-        ours,
-        reference,
-        target=plan.score_target,
-        repeats=repeats,
-        agreement=(same, total),
+        plan.score_target,
+        *runs,
+        agreement=_agreement(looped, loops),
         settings={
             "examples": len(rows),
             "loop_examples": len(looped),
-            "prompt_tokens": float(np.mean([len(row.prompt_ids) for row in rows])),
-            "reference_tokens": float(np.mean([len(row.reference_ids) for row in rows])),
+            "prompt_tokens": _mean_length(row.prompt_ids for row in rows),
+            "reference_tokens": _mean_length(row.reference_ids for row in rows),
             "cases": _case_counts(rows),
         },
     )
 
 
-def measure_rollouts(pair: BenchmarkPair, plan: Plan, rows: Sequence[LabelRow], repeats: int) -> Comparison:
+def measure_rollouts(pair: BenchmarkPair, plan: Plan, repeats: int) -> Comparison:
     """Rollouts of both-wrong states, labels included; counted in tokens written."""
-    rows = [_with_share(row, pair.both_wrong_share) for row in rows[: plan.rollout_examples]]
+    rows = [_with_share(row, pair.both_wrong_share) for row in _scored_rows(pair)]
     examples = {example.id: example for example in pair.examples}
     states = [state for row in rows for state in _states(row, pair)]
     chosen = [states[index] for index in np.linspace(0, len(states) - 1, plan.loop_rollouts).astype(int)]
-    limit = pair.collect.max_new_tokens
+    limit, eos = pair.collect.max_new_tokens, sorted(pair.eos_token_ids)
+    alone: list[list[int]] = []
 
     def ours() -> int:
         decided = asyncio.run(pair.labeller().decide(pair.engine(pair.slm), None, rows, examples))
         return sum(row.rollout_tokens for row in decided)
 
     def reference() -> int:
-        return sum(len(roll_out_alone(pair.slm, state, limit, sorted(pair.eos_token_ids))) for state in chosen)
+        alone[:] = [roll_out_alone(pair.slm, state, limit, eos) for state in chosen]
+        return sum(map(len, alone))
 
-    ours()
+    # `decide` keeps no tokens, so the comparison decodes the chosen states once more; this also warms up.
     requests = [Request(state, AlwaysSlm(), limit) for state in chosen]
     traces = asyncio.run(decode_many(pair.engine(pair.slm), None, requests, in_flight=len(requests)))
-    alone = [roll_out_alone(pair.slm, state, limit, sorted(pair.eos_token_ids)) for state in chosen]
-    return compare(
+    runs = run_in_turn(ours, reference, repeats)
+    return Comparison(
         f"{pair.name}: rollouts",
-        ours,
-        reference,
-        target=plan.rollout_target,
-        repeats=repeats,
-        agreement=(sum(a.token_ids == b for a, b in zip(traces, alone, strict=True)), len(chosen)),
+        plan.rollout_target,
+        *runs,
+        agreement=(sum(trace.token_ids == ids for trace, ids in zip(traces, alone, strict=True)), len(chosen)),
         settings={
             "rollouts": len(states),
             "loop_rollouts": len(chosen),
-            "context_tokens": float(np.mean([len(state) for state in states])),
-            "rollout_tokens": float(np.mean([len(tokens) for tokens in alone])),
+            "context_tokens": _mean_length(states),
+            "rollout_tokens": _mean_length(alone),
         },
     )
 
@@ -160,11 +151,27 @@ def _sequence(row: LabelRow) -> TokenSequence:
     return TokenSequence(row.prompt_ids, row.reference_ids)
 
 
+def _mean_length(sequences: Iterable[Sequence[int]]) -> float:
+    return round(float(np.mean([len(sequence) for sequence in sequences])), 1)
+
+
 def _typical(rows: Sequence[LabelRow], count: int) -> list[LabelRow]:
     """The rows whose lengths are closest to the mean, so that a part stands for the whole."""
     lengths_N2 = np.array([(len(row.prompt_ids), len(row.reference_ids)) for row in rows], np.float64)
     distance_N = np.abs(lengths_N2 - lengths_N2.mean(0)).sum(1)
     return [rows[index] for index in np.argsort(distance_N, kind="stable")[:count]]
+
+
+def _agreement(rows: Sequence[LabelRow], loops: Sequence[LoopScores]) -> tuple[int, int]:
+    """Positions at which both ways say the same, of all that were compared."""
+    same = total = 0
+    for row, loop in zip(rows, loops, strict=True):
+        close_T = np.isclose(row.hidden, loop.hidden, atol=2e-3).all(1)
+        # Where the LLM was not asked, its token is None: the SLM was right.
+        llm_T = [ours in (None, theirs) for ours, theirs in zip(row.llm_ids, loop.llm_ids, strict=True)]
+        same += int(np.sum((np.asarray(row.slm_ids) == loop.slm_ids) & llm_T & close_T))
+        total += len(row.case)
+    return same, total
 
 
 def _case_counts(rows: Sequence[LabelRow]) -> dict[str, int]:

@@ -83,24 +83,12 @@ class Comparison:
         }
 
 
-def compare(
-    name: str,
-    ours: Callable[[], int],
-    reference: Callable[[], int],
-    *,
-    target: float | None,
-    repeats: int,
-    agreement: tuple[int, int],
-    settings: dict[str, Any],
-) -> Comparison:
-    """Time both ways in turn; each callable does its work once and returns the number of its tokens.
-
-    The caller has run both before (for `agreement`), so that nothing is compiled, loaded or allocated for the first
-    time while the clock runs.
-    """
+def run_in_turn(
+    ours: Callable[[], int], reference: Callable[[], int], repeats: int
+) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Time both ways in turn; each callable does its work once and returns the number of its tokens."""
     pairs = [(_timed(ours), _timed(reference)) for _ in range(repeats)]
-    our_runs, reference_runs = zip(*pairs, strict=True)
-    return Comparison(name, target, our_runs, reference_runs, agreement, settings)
+    return tuple(run for run, _ in pairs), tuple(run for _, run in pairs)
 
 
 def results_table(comparisons: Sequence[Comparison]) -> Table:

@@ -115,7 +115,7 @@ def random_pair(
     hidden_size: int = 576,
     feed_forward: int = 1536,
     vocab_size: int = 49152,
-    max_new_tokens: int = 64,
+    max_new_tokens: int = 48,
     both_wrong_share: float = 0.1,
 ) -> BenchmarkPair:
     """Random weights in the shape of SmolLM2-135M and of a prune of it, with examples as long as GSM8K's.
@@ -126,7 +126,7 @@ def random_pair(
         hidden_size: a multiple of 64, of both.
         feed_forward: of both.
         vocab_size: of both.
-        max_new_tokens: length of every rollout, since random weights do not stop.
+        max_new_tokens: length of every rollout, since random weights do not stop; about half a reference.
         both_wrong_share: random models are wrong nearly everywhere; this many positions are taken as both wrong.
     """
     slm, llm = (

@@ -1,0 +1,54 @@
+"""The benchmarks run, both ways of each give the same results, and the record says so. No time is judged here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main
+from benchmarks.harness import Comparison, Run
+
+
+@pytest.fixture(autouse=True)
+def _keep_torch_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_short_run_compares_equal_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "record" / "benchmarks.json"
+    assert main(["--short", "--output", str(output)]) == 0
+    record = json.loads(output.read_text())
+    names = [one["name"] for one in record["results"]]
+    assert names == ["embedded: scoring", "embedded: rollouts", "random 2x64: scoring", "random 2x64: rollouts"]
+    for one in record["results"]:
+        same, total = one["agreement"]
+        assert same == total > 0, one["name"]
+        assert one["verdict"] == "not judged" and one["target"] is None
+        assert len(one["ours"]) == len(one["reference"]) == 1
+        assert all(run["tokens"] > 0 for run in [*one["ours"], *one["reference"]])
+        # More work than in the reference's part of it: what is compared are rates.
+        assert one["ours"][0]["tokens"] > one["reference"][0]["tokens"]
+    assert record["machine"]["torch_threads"] >= 1
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+def test_verdict_is_on_the_median_of_the_turns() -> None:
+    reference = (Run(10, 1.0, 1.0), Run(10, 2.0, 1.0), Run(10, 1.0, 1.0))
+    ours = (Run(100, 1.0, 2.0), Run(100, 10.0, 2.0), Run(300, 1.0, 2.0))  # 10x, 2x, 30x
+    one = Comparison("name", 10.0, ours, reference, (1, 1))
+    assert one.ratio == pytest.approx(10) and one.verdict == "reached"
+    assert one.cpu_ratio == pytest.approx(5)
+    assert Comparison("name", 10.5, ours, reference, (1, 1)).verdict == "missed"
+
+
+def test_impossible_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--threads", "0"])
+    assert "at least 1" in capsys.readouterr().err
