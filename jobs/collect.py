@@ -1,7 +1,7 @@
 """Label the tokens of a data set.
 
-    python jobs/collect.py --config FILE [section.key=value ...]
-    ray job submit --working-dir . -- python jobs/collect.py --config FILE [section.key=value ...]
+python jobs/collect.py --config FILE [section.key=value ...]
+ray job submit --working-dir . -- python jobs/collect.py --config FILE [section.key=value ...]
 """
 
 from __future__ import annotations

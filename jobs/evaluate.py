@@ -1,7 +1,7 @@
 """Accuracy against cost on the test examples.
 
-    python jobs/evaluate.py --config FILE [section.key=value ...]
-    ray job submit --working-dir . -- python jobs/evaluate.py --config FILE [section.key=value ...]
+python jobs/evaluate.py --config FILE [section.key=value ...]
+ray job submit --working-dir . -- python jobs/evaluate.py --config FILE [section.key=value ...]
 """
 
 from __future__ import annotations

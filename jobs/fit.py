@@ -1,7 +1,7 @@
 """Fit a router on collected labels.
 
-    python jobs/fit.py --config FILE [section.key=value ...]
-    ray job submit --working-dir . -- python jobs/fit.py --config FILE [section.key=value ...]
+python jobs/fit.py --config FILE [section.key=value ...]
+ray job submit --working-dir . -- python jobs/fit.py --config FILE [section.key=value ...]
 """
 
 from __future__ import annotations

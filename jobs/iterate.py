@@ -1,7 +1,7 @@
 """Rounds of collect, fit and evaluate, then the report.
 
-    python jobs/iterate.py --config FILE [section.key=value ...]
-    ray job submit --working-dir . -- python jobs/iterate.py --config FILE [section.key=value ...]
+python jobs/iterate.py --config FILE [section.key=value ...]
+ray job submit --working-dir . -- python jobs/iterate.py --config FILE [section.key=value ...]
 """
 
 from __future__ import annotations

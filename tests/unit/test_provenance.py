@@ -66,9 +66,7 @@ def test_record(tmp_path: Path) -> None:
 
 def test_config_digest_follows_the_config(tmp_path: Path) -> None:
     other = CONFIG.model_copy(update={"seed": 1})
-    digests = [
-        written(tmp_path / str(i), config=c)["config_digest"] for i, c in enumerate((CONFIG, CONFIG, other))
-    ]
+    digests = [written(tmp_path / str(i), config=c)["config_digest"] for i, c in enumerate((CONFIG, CONFIG, other))]
     assert digests[0] == digests[1] != digests[2]
 
 
