@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from citer_ray.adamw import AdamW
 from citer_ray.config import FitConfig, RouterConfig
 from citer_ray.errors import DataError
 from citer_ray.objectives import make_objective
@@ -42,7 +43,6 @@ class EpochRecord:
     epoch: int
     train_loss: float
     validation_loss: float
-    learning_rate: float
     is_best: bool
 
 
@@ -52,7 +52,7 @@ class FitState:
 
     Attributes:
         router: the current weights.
-        optimizer: its optimizer.
+        optimizer: moments of the gradients.
         epoch: epochs that are done.
         best_weights: a copy of the router's state at the best validation loss; None before the first epoch.
         best_loss: that loss.
@@ -62,7 +62,7 @@ class FitState:
     """
 
     router: Router
-    optimizer: torch.optim.AdamW
+    optimizer: AdamW
     epoch: int = 0
     best_weights: dict[str, Tensor] | None = None
     best_loss: float = math.inf
@@ -87,10 +87,7 @@ def new_state(
     """Fresh weights, the same in every worker."""
     generator = torch.Generator().manual_seed(_mixed_seed(seed))
     router = Router(hidden_size, router_config, generator=generator).to(device)
-    optimizer = torch.optim.AdamW(
-        router.parameters(), lr=fit_config.learning_rate, weight_decay=fit_config.weight_decay
-    )
-    return FitState(router, optimizer)
+    return FitState(router, AdamW(router.parameters(), weight_decay=fit_config.weight_decay))
 
 
 def best_router(state: FitState) -> Router:
@@ -145,9 +142,8 @@ class RouterFit:
             # A copy: state_dict() shares memory with the live weights, which move on.
             state.best_weights = copy.deepcopy(state.router.state_dict())
             state.best_loss, state.best_epoch = validation_loss, state.epoch + 1
-        learning_rate = float(state.optimizer.param_groups[0]["lr"])
         state.epoch += 1
-        state.history.append(EpochRecord(state.epoch, train_loss, validation_loss, learning_rate, is_best))
+        state.history.append(EpochRecord(state.epoch, train_loss, validation_loss, is_best))
         if state.epoch - state.best_epoch >= self.config.patience:
             state.stopped = "patience"
         elif state.epoch >= self.config.max_epochs:
@@ -167,15 +163,14 @@ class RouterFit:
             row_of[shard.number_B] = np.arange(len(shard))
             batches = window.batches(batch_size, _mixed_seed(self.seed), state.epoch, index)
             for number, batch in enumerate(batches):
-                rate = learning_rate(step, self.total_steps, self.config.learning_rate)
-                for group in state.optimizer.param_groups:
-                    group["lr"] = rate
                 masks = self._dropout(state, len(batch), index, number)
-                loss_sum += self._step(state, shard, row_of[batch], masks)
+                loss_sum += self._step(state, shard, row_of[batch], masks, step)
                 step += 1
         return float(_summed(loss_sum)) / plan.train_positions
 
-    def _step(self, state: FitState, shard: Shard, rows: npt.NDArray[np.int64], masks: list[Tensor] | None) -> Tensor:
+    def _step(
+        self, state: FitState, shard: Shard, rows: npt.NDArray[np.int64], masks: list[Tensor] | None, step: int
+    ) -> Tensor:
         """One optimizer step on a batch; `rows` are the shard's rows, -1 for positions of other workers."""
         mine = torch.from_numpy(np.flatnonzero(rows >= 0))
         rows_B = torch.from_numpy(rows)[mine]
@@ -183,10 +178,10 @@ class RouterFit:
         keep = None if masks is None else [mask[mine].to(self.device) for mask in masks]
         logit_B = state.router(hidden_BH, keep)
         loss = self.objective.losses(logit_B, shard.label_B[rows_B].to(self.device)).sum()
-        state.optimizer.zero_grad(set_to_none=True)
+        state.optimizer.zero_grad()
         (loss / len(rows)).backward()
         _sum_gradients(state.router)
-        state.optimizer.step()
+        state.optimizer.step(learning_rate(step, self.total_steps, self.config.learning_rate))
         return loss.detach().double()
 
     def _dropout(self, state: FitState, rows: int, window: int, batch: int) -> list[Tensor] | None:

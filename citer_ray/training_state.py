@@ -24,8 +24,7 @@ def save_state(state: FitState, folder: Path) -> None:
     """Write the state into an existing folder."""
     tensors = {f"router.{name}": tensor for name, tensor in state.router.state_dict().items()}
     tensors |= {f"best.{name}": tensor for name, tensor in (state.best_weights or {}).items()}
-    for index, moments in state.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in moments.items()}
+    tensors |= {f"optimizer.{name}": tensor for name, tensor in state.optimizer.state_dict().items()}
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)
     numbers = {
         "hidden_size": state.router.hidden_size,
@@ -45,7 +44,7 @@ def load_state(folder: Path, router_config: RouterConfig, fit_config: FitConfig,
     tensors = load_file(folder / TENSORS_FILE, device=str(device))
     state = new_state(numbers["hidden_size"], router_config, fit_config, 0, device)
     state.router.load_state_dict(_below(tensors, "router."))
-    _load_optimizer(state.optimizer, _below(tensors, "optimizer."))
+    state.optimizer.load_state_dict(_below(tensors, "optimizer."))
     state.epoch = numbers["epoch"]
     state.best_weights = _below(tensors, "best.") or None
     state.best_loss = numbers["best_loss"]
@@ -53,17 +52,6 @@ def load_state(folder: Path, router_config: RouterConfig, fit_config: FitConfig,
     state.stopped = numbers["stopped"]
     state.history = [EpochRecord(**record) for record in numbers["history"]]
     return state
-
-
-def _load_optimizer(optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
-    """Put the moments of each parameter back."""
-    content = optimizer.state_dict()
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        index, key = name.split(".", 1)
-        moments.setdefault(int(index), {})[key] = tensor
-    content["state"] = moments
-    optimizer.load_state_dict(content)
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
