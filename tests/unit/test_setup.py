@@ -265,6 +265,26 @@ def test_scripts_parse(script: str) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("failing", "status", "targets"),
+    [
+        ("none", 0, ["setup", "lint", "test"]),
+        ("lint", 1, ["setup", "lint", "test"]),
+        ("test", 1, ["setup", "lint", "test"]),
+        ("setup", 1, ["setup"]),
+    ],
+)
+def test_ci_fails_if_any_part_fails(tmp_path: Path, failing: str, status: int, targets: list[str]) -> None:
+    calls = tmp_path / "calls"
+    stubs = {"make": f'echo "$2" >> {calls}; [ "$2" != {failing} ]', "apt-get": "exit 0", "sudo": "exit 0"}
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", "utf-8")
+        (tmp_path / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    result = subprocess.run(["bash", str(ROOT / ".ci" / "run")], env=env, capture_output=True, text=True, check=False)
+    assert (result.returncode, calls.read_text("utf-8").split()) == (status, targets)
+
+
 def test_help_is_the_default_and_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))
