@@ -207,6 +207,7 @@ class Batcher:
 
         A new session that shares a prefix with another new one waits for the pass that computes it, then copies.
         """
+        self._cache.forget_if_idle()
         ready = [request for request in self._requests if request.state.row is not None]
         new = [request for request in self._requests if request.state.row is None]
         new = new[: self._cache.num_free]

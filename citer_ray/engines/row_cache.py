@@ -136,6 +136,11 @@ class RowCache(Cache):
         """Give a row back. Its ids stay readable for prefix copies until it is taken again."""
         self._free.append(row)
 
+    def forget_if_idle(self) -> None:
+        """With no row taken, forget what rows hold: else a job's last float bits would depend on jobs before it."""
+        if len(self._free) == self.num_rows:
+            self.lengths[:] = 0
+
     def reserve(self, length: int) -> None:
         """Make room for `length` positions in every row."""
         if length > self.capacity:
