@@ -27,6 +27,11 @@ def run(config: CiterConfig) -> Report:
         return experiment.iterate()
 
 
+def rounded(report: Report) -> object:
+    """The report with its floats to 5 digits: thresholds are quantiles of float32 scores."""
+    return json.loads(report.model_dump_json(), parse_float=lambda text: round(float(text), 5))
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> CiterConfig:
     return load_config(SMOKE, [f"output_dir={tmp_path_factory.mktemp('iterate') / 'run'}"])
@@ -79,7 +84,7 @@ def test_a_finished_iteration_repeats_nothing(report: Report, config: CiterConfi
     folder = Path(config.output_dir)
     files = {path: path.stat().st_mtime_ns for path in folder.glob("labels/*/part-*.parquet")}
     again = run(config)
-    assert again == report
+    assert rounded(again) == rounded(report)
     assert {path: path.stat().st_mtime_ns for path in folder.glob("labels/*/part-*.parquet")} == files
     test_mlflow_has_one_run_a_round_and_a_champion(again, config)
 
