@@ -30,11 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads < 1 or options.repeats < 1:
         parser.error("--threads and --repeats must be at least 1")
     torch.set_num_threads(options.threads)
-    results = collect.run(
+    progress = Console(stderr=True)
+    results = []
+    for one in collect.run(
         pairs=options.pair or ("embedded", "random"),
         short=options.short,
         repeats=1 if options.short else options.repeats,
-    )
+    ):
+        progress.print(f"{one.name}: {one.ratio:.1f}x")
+        results.append(one)
     Console(width=120).print(results_table(results))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     record = {"machine": machine(), "short": options.short, "results": [one.as_json() for one in results]}

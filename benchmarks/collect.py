@@ -8,7 +8,7 @@ slow way runs on a part of the work and is compared by tokens per second. Read b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,21 +47,21 @@ RANDOM = Plan(8, 1, 4, score_target=8, rollout_target=4)
 SHORT = Plan(3, 1, 2, score_target=None, rollout_target=None)
 
 
-def run(*, pairs: Sequence[str] = ("embedded", "random"), short: bool = False, repeats: int = 3) -> list[Comparison]:
-    """Measure the named pairs.
+def run(
+    *, pairs: Sequence[str] = ("embedded", "random"), short: bool = False, repeats: int = 3
+) -> Iterator[Comparison]:
+    """Measure the named pairs; each comparison comes as soon as it is done.
 
     Args:
         pairs: `embedded`, `random`, or both.
         short: a minute's worth of work at most, with a small random pair, and no verdict.
         repeats: turns of each comparison.
     """
-    results: list[Comparison] = []
     for name in pairs:
         plan = SHORT if short else {"embedded": EMBEDDED, "random": RANDOM}[name]
         pair = _pair(name, plan.examples, short)
-        results.append(measure_scoring(pair, plan, repeats))
-        results.append(measure_rollouts(pair, plan, repeats))
-    return results
+        yield measure_scoring(pair, plan, repeats)
+        yield measure_rollouts(pair, plan, repeats)
 
 
 def _pair(name: str, examples: int, short: bool) -> BenchmarkPair:

@@ -112,9 +112,7 @@ def test_run_yaml_reproduces_the_configuration(report: Report, config: CiterConf
 def test_a_users_error_is_one_message_and_status_2(arguments: list[str], message: str, tmp_path: Path) -> None:
     settings = [] if any("output_dir" in one for one in arguments) else [f"output_dir={tmp_path}"]
     command = [sys.executable, "-m", "citer_ray.cli", *arguments]
-    if arguments[0] == "decode":
-        command = [*command, *settings]
-    else:
+    if arguments[0] != "decode":  # which takes settings by --set alone
         command += [*settings, "tracking.enabled=false"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
