@@ -9,61 +9,36 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from citer_ray.calibration import CalibrationTable
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import config_digest, write_run_yaml
 from citer_ray.engines.build import EngineSpec
-from citer_ray.errors import ConfigError, DataError
-from citer_ray.evaluation import (
-    THRESHOLD_ABOVE_ONE,
-    THRESHOLD_ZERO,
-    Setting,
-    aim_thresholds,
-    end_check_settings,
-    end_settings,
-    oracle_setting,
-    points,
-    random_settings,
-    same_responses,
-    scorer_of,
-    threshold_settings,
-)
+from citer_ray.evaluation import aim_thresholds, end_settings, points, scorer_of, threshold_settings
 from citer_ray.examples import LoadedExamples
-from citer_ray.frontier import (
-    CITER_S,
-    CONFIDENCE,
-    LLM,
-    ORACLE,
-    RANDOM,
-    SLM,
-    Frontier,
-    MethodCurve,
-    citer_method,
-)
+from citer_ray.frontier import CITER_S, LLM, SLM, Frontier, MethodCurve, citer_method
 from citer_ray.label_store import LabelManifest, LabelStore
 from citer_ray.mlflow_tracker import make_tracker
 from citer_ray.on_ray.collect import run_collection, summarise
 from citer_ray.on_ray.evaluate import EvaluationPool, Routers, evaluation_pool
+from citer_ray.on_ray.evaluation_stage import evaluate_methods, method_of
 from citer_ray.on_ray.session import check_resources, ray_session
 from citer_ray.on_ray.train import FitResult, fit_router
-from citer_ray.plotting import plot_frontier
 from citer_ray.policy import AlwaysSlm, Policy, Threshold
 from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
 from citer_ray.provenance import write_provenance
 from citer_ray.relabel import count_flips, write_citer_s
-from citer_ray.report import build_report, write_report
 from citer_ray.report_schema import Report, RoundReport
+from citer_ray.report_text import claims_table, terminal_table
 from citer_ray.router_artifact import RouterMetadata, load_router, read_metadata, save_router
+from citer_ray.stage_tables import labels_table, router_table
 from citer_ray.tracking import Tracker
 from citer_ray.workspace import round_name
 
@@ -323,90 +298,9 @@ class Experiment:
 
     def evaluate(self, routers: Sequence[Path] | None = None) -> Report:
         """Every configured method on the test examples; writes the report, its text and its plot."""
-        folders = self._routers(routers)
-        examples = self.test_examples.examples
-        found = Routers(folders, self.prepared.fingerprint.slm)
+        validation, test = self.validation_examples.examples, self.test_examples.examples
         with self.pool() as pool:
-            settings = self._settings(pool, folders)
-            rows = pool.measure("test", self.workspace.evaluation("test"), found, settings, examples)
-        measured = points(rows, settings, [example.id for example in examples])
-        (slm,), (llm,) = measured.pop(SLM), measured.pop(LLM)
-        exactness: dict[str, tuple[int, int]] = {}
-        if measured.pop(THRESHOLD_ZERO, None) and measured.pop(THRESHOLD_ABOVE_ONE, None):
-            exactness = {
-                SLM: same_responses(rows, settings, THRESHOLD_ZERO, SLM),
-                LLM: same_responses(rows, settings, THRESHOLD_ABOVE_ONE, LLM),
-            }
-        frontier = Frontier(
-            slm,
-            llm,
-            {name: MethodCurve(name, tuple(curve)) for name, curve in measured.items()},
-            resamples=self.config.evaluate.bootstrap_samples,
-            seed=self.config.seed,
-        )
-        report = build_report(
-            frontier,
-            pair=self._pair_summary(),
-            rounds=self._rounds(folders),
-            exactness=exactness,
-            notes=self._notes(),
-        )
-        write_report(report, self.workspace.root)
-        plot_frontier(report, self.workspace.root / "frontier.png")
-        return report
-
-    def _routers(self, given: Sequence[Path] | None) -> dict[str, Path]:
-        """Folders of routers by method name."""
-        if given is not None:
-            return {method_of(folder.name): folder for folder in given}
-        folders = sorted(self.workspace.router("x").parent.glob("*/router.json"))
-        return {method_of(path.parent.name): path.parent for path in folders}
-
-    def _settings(self, pool: EvaluationPool, folders: Mapping[str, Path]) -> list[Setting]:
-        """All points of all configured methods; thresholds come from the validation examples."""
-        methods, shares = self.config.evaluate.methods, self.config.evaluate.llm_shares
-        known = {SLM, LLM, RANDOM, CONFIDENCE, CITER_S, "citer", ORACLE}
-        if unknown := sorted(set(methods) - known):
-            raise ConfigError(f"evaluate.methods has {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-        settings = end_settings()
-        if ORACLE in methods:
-            settings.append(oracle_setting())
-        if RANDOM in methods:
-            settings += random_settings(shares, self.config.seed)
-        scored = [CONFIDENCE] if CONFIDENCE in methods else []
-        scored += [m for m in folders if (CITER_S if m == CITER_S else "citer") in methods]
-        routers = Routers(folders, self.prepared.fingerprint.slm)
-        scores = pool.slm_scores(routers, [scorer_of(m) for m in scored], self.validation_examples.examples)
-        for method in scored:
-            thresholds = aim_thresholds(scores[scorer_of(method)], shares)
-            settings += threshold_settings(method, scorer_of(method), thresholds)
-        if folders:
-            settings += end_check_settings(scorer_of(max(folders)))
-        return settings
-
-    def _rounds(self, folders: Mapping[str, Path]) -> list[RoundReport]:
-        """What the rounds of this run did, if it was an iteration."""
-        path = self.workspace.root / "rounds.json"
-        if not path.exists():
-            return []
-        rounds = [RoundReport.model_validate(values) for values in json.loads(path.read_text(encoding="utf-8"))]
-        return [summary for summary in rounds if summary.method in folders]
-
-    def _pair_summary(self) -> dict[str, Any]:
-        return {
-            "slm": self.config.pair.slm.path,
-            "llm": self.config.pair.llm.path,
-            "fingerprint": self.prepared.fingerprint.model_dump(mode="json"),
-        }
-
-    def _notes(self) -> list[str]:
-        return [
-            f"Thresholds aim at LLM shares by quantiles of each method's scores on "
-            f"{len(self.validation_examples)} validation examples; the reported examples took no part in choosing.",
-            "Responses are greedy, cut at the first EOS before grading; a response without an answer is wrong.",
-            "Bytes and FLOPs follow the cost model at batch size 1 with KV caches kept between turns. FLOPs hardly "
-            "fall with the LLM share: a visit computes every token that the SLM wrote since the last one.",
-        ]
+            return evaluate_methods(self.prepared, pool, validation=validation, test=test, routers=routers)
 
     # -- tracking --------------------------------------------------------------------------------------------------
 
@@ -432,43 +326,17 @@ class Experiment:
 
     def show_labels(self, number: int, manifest: LabelManifest) -> None:
         """Counts of a label set."""
-        table = Table(title=f"labels of round {number}", show_header=False)
-        table.add_row("examples", f"{manifest.examples:,} ({manifest.quarantined} set aside)")
-        table.add_row("positions", f"{manifest.positions:,}")
-        for case, count in manifest.cases.items():
-            table.add_row(case, f"{count:,} ({count / max(manifest.positions, 1):.1%})")
-        mean = manifest.slm_labels / manifest.labels if manifest.labels else float("nan")
-        table.add_row("labels", f"{manifest.labels:,}, {mean:.1%} prefer the SLM")
-        table.add_row("rollouts", f"{manifest.rollouts:,}, {manifest.rollout_tokens:,} tokens")
-        table.add_row("speed", f"{manifest.tokens_per_second:,.0f} tokens/s")
-        self.console.print(table)
-        self.console.print(f"labels: {self.workspace.labels(round_name(number))}")
+        self.console.print(labels_table(number, manifest))
+        self.console.print(f"labels: {self.workspace.labels(round_name(number))}", soft_wrap=True)
 
     def show_fit(self, name: str, calibrated: Calibrated) -> None:
         """A router's quality."""
-        metrics = calibrated.metadata.metrics
-        table = Table(title=f"router {name}", show_header=False)
-        for key, value in ({} if metrics is None else metrics.flat()).items():
-            table.add_row(key, f"{value:,.4g}")
-        table.add_row("validation area", f"{calibrated.area:.4f}")
-        self.console.print(table)
-        self.console.print(f"router: {self.workspace.router(name)}")
+        self.console.print(router_table(name, calibrated.metadata, calibrated.area))
+        self.console.print(f"router: {self.workspace.router(name)}", soft_wrap=True)
 
     def show_report(self, report: Report) -> None:
         """The report's tables and where its files are."""
-        from citer_ray.report_text import claims_table, terminal_table
-
         self.console.print(terminal_table(report))
         self.console.print(claims_table(report))
         for name in ("report.md", "report.json", "frontier.png"):
             self.console.print(f"wrote {self.workspace.root / name}", soft_wrap=True)
-
-
-def method_of(name: str) -> str:
-    """The method's name in reports of the router called `name` (`round-2` -> `citer_round_2`)."""
-    if name == CITER_S:
-        return name
-    number = name.removeprefix("round-")
-    if not number.isdecimal():
-        raise DataError(f"a router's folder is called round-K or {CITER_S}, got {name!r}; rename it")
-    return citer_method(int(number))
