@@ -18,21 +18,17 @@ def shown(table: Table) -> str:
 
 
 def test_the_labels_table_has_counts_shares_and_speed() -> None:
-    text = shown(
-        labels_table(
-            2,
-            make_manifest(
-                examples=1200,
-                quarantined=7,
-                positions=4000,
-                cases={"llm_correct": 600},
-                labels=4000,
-                slm_labels=3400.0,
-                tokens_per_second=1234.4,
-                round=2,
-            ),
-        )
+    manifest = make_manifest(
+        round=2,
+        examples=1200,
+        quarantined=7,
+        positions=4000,
+        cases={"llm_correct": 600},
+        labels=4000,
+        slm_labels=3400.0,
+        tokens_per_second=1234.4,
     )
+    text = shown(labels_table(2, manifest))
     for part in ("labels of round 2", "1,200 (7 set aside)", "600 (15.0%)", "85.0% prefer the SLM", "1,234 tokens/s"):
         assert part in text
 
