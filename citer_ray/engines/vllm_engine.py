@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from citer_ray.engine import Sampling, Scores, Session, TokenSequence
+from citer_ray.engines.scorers import random_seed, response_key
 from citer_ray.engines.vllm_errors import translated_errors
 from citer_ray.engines.vllm_launch import VLLMOptions, check, launch_decoder, launch_scorer
 from citer_ray.engines.vllm_loop import EngineLoop
+from citer_ray.engines.vllm_scorers import ColumnScores, RandomScores, TurnScorer
 from citer_ray.engines.vllm_scoring import score_by_logprobs, score_by_states
 from citer_ray.engines.vllm_session import RequestStream, VLLMSession
 from citer_ray.engines.vllm_settings import SAMPLING_KEY, THRESHOLD_KEY, ModelSettings
-from citer_ray.engines.vllm_stats import KvCacheWatch
+from citer_ray.engines.vllm_stats import EngineWatch
 from citer_ray.errors import ConfigError, PairError, RetryableError
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ class VLLMEngine:
         model: folder or hub name of the weights.
         shared_vocab_size: number of ids that the pair shares; others are never written.
         eos_token_ids: ids that end a response.
-        handoff_token_id: the reserved id, which neither model ever writes. None takes the router's own.
+        handoff_token_id: the reserved id, which neither model ever writes. None takes the router's own. With it,
+            `open(..., scorer="random:SEED")` works.
         router: folder of a router's artifact: then `open(..., scorer="router")` works. None for the LLM.
         slm_fingerprint: of the SLM that the router must belong to; None leaves the check out.
         masked_ids: further ids that are never written.
@@ -75,15 +78,16 @@ class VLLMEngine:
         self._model = model
         self._architecture = check(model, self._settings, options, slm_fingerprint)
         self._eos = sorted(set(eos_token_ids))
-        self.handoff_token_id = handoff_token_id if router is not None else None
+        self.handoff_token_id = handoff_token_id
+        self._has_router = router is not None
         # Where a stop falls among tokens that were accepted together, vLLM's count of computed tokens includes
         # some behind it, and the request cannot go on.
         self.keeps_requests = options.speculation is None
-        self._kv_watch = KvCacheWatch()
+        self.watch = EngineWatch()
         self._decoder: AsyncLLM | None = None
         self._scorer: AsyncLLM | None = None
         if purpose == "decode":
-            self._decoder = launch_decoder(model, self._settings, options, self._architecture, self._kv_watch.factory)
+            self._decoder = launch_decoder(model, self._settings, options, self._architecture, self.watch.factory)
         else:
             self._scorer = self._launch_scorer()
         started = self._decoder or self._scorer
@@ -106,11 +110,6 @@ class VLLMEngine:
         return self._max_model_len
 
     @property
-    def kv_cache_usage(self) -> float:
-        """Part of the KV blocks that requests held at the last pass."""
-        return self._kv_watch.usage
-
-    @property
     def num_kv_tokens(self) -> int:
         """Tokens that fit into the KV cache."""
         return self._num_blocks * self._block_size
@@ -130,11 +129,12 @@ class VLLMEngine:
             raise ValueError("the prompt is empty; give at least one token id (a BOS token, for example)")
         if len(prompt_ids) > self._max_model_len:
             raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}")
-        if scorer is not None:
-            self._check_scorer(scorer, threshold)
+        found = None if scorer is None else self._find_scorer(scorer, prompt_ids)
+        if not 0 <= threshold < float("inf"):
+            raise ValueError(f"threshold must be a number in [0, inf), got {threshold}")
         if sampling.temperature > 0 and self._options.speculation is not None:
             raise ValueError("an engine that speculates is greedy; set temperature to 0")
-        return VLLMSession(self, prompt_ids, sampling, None if scorer is None else float(threshold))
+        return VLLMSession(self, prompt_ids, sampling, found, float(threshold))
 
     async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
         self._check_alive(self._scorer if hidden or self._decoder is None else self._decoder)
@@ -158,13 +158,21 @@ class VLLMEngine:
         if client is not None and client.errored:
             raise RetryableError("vLLM's engine process died; start the engine again")
 
-    def _check_scorer(self, scorer: str, threshold: float) -> None:
-        known = [_ROUTER] if self.handoff_token_id is not None else []
-        if scorer not in known:
-            names = ", ".join(known) or "none: it was started without a router"
-            raise ValueError(f"the vLLM engine has no scorer {scorer!r}; it has {names}")
-        if not 0 <= threshold < float("inf"):
-            raise ValueError(f"threshold must be a number in [0, inf), got {threshold}")
+    def _find_scorer(self, name: str, prompt_ids: Sequence[int]) -> TurnScorer:
+        handoff, seed = self.handoff_token_id, random_seed(name)
+        if handoff is not None and self._options.speculation is None:
+            if name == _ROUTER and self._has_router:
+                return ColumnScores(handoff)
+            if seed is not None:
+                return RandomScores(seed, response_key(prompt_ids))
+        raise ValueError(f"the vLLM engine has no scorer {name!r}; it has {self._scorer_names()}")
+
+    def _scorer_names(self) -> str:
+        if self._options.speculation is not None:
+            return "none, because it speculates"
+        if self.handoff_token_id is None:
+            return "none: it was started without a router or a handoff token id"
+        return "router, random:SEED" if self._has_router else "random:SEED; it was started without a router"
 
     def _check_sequence(self, index: int, sequence: TokenSequence) -> None:
         if len(sequence.prompt_ids) == 0:
@@ -203,6 +211,7 @@ class VLLMEngine:
         from vllm.sampling_params import RequestOutputKind
 
         sampling, handoff = session.sampling, self.handoff_token_id
+        column = handoff if self._has_router else None
         extra: dict[str, Any] = {}
         if sampling.temperature > 0:
             extra[SAMPLING_KEY] = {
@@ -213,8 +222,8 @@ class VLLMEngine:
                 "position": position,
             }
         stop = [] if sampling.ignore_eos else list(self._eos)
-        if session.threshold is not None and handoff is not None:
-            extra[THRESHOLD_KEY] = session.threshold
+        if session.scorer is not None and handoff is not None:
+            extra |= {THRESHOLD_KEY: session.threshold} | session.scorer.extra_args(position)
             stop.append(handoff)
         return SamplingParams(
             temperature=0.0,
@@ -222,8 +231,8 @@ class VLLMEngine:
             stop_token_ids=stop,
             ignore_eos=True,  # the ids in `stop_token_ids` decide, not the checkpoint's
             # All requests of an engine ask alike: vLLM cannot mix the two kinds in one batch.
-            logprobs=0 if handoff is None else None,
-            logprob_token_ids=None if handoff is None else [handoff],
+            logprobs=0 if column is None else None,
+            logprob_token_ids=None if column is None else [column],
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             stream_interval=_OUTPUT_INTERVAL,

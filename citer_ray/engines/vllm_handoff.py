@@ -1,9 +1,10 @@
 """The handoff inside vLLM: a logits processor that ends a turn where the score is below the threshold.
 
-It reads the score that the routed model wrote into the handoff column (`vllm_score_column.py`). Below the
-request's threshold it leaves the handoff token as the only choice; the engine passes that token as a stop
-token, so vLLM ends the turn there, with no Python between tokens. Everywhere else it masks the column, and
-the ids that are never written. This is the one place beside `policy.hands_off` that makes the comparison.
+It reads the score that the routed model wrote into the handoff column (`vllm_score_column.py`), or draws it where
+the request asks for the random baseline. Below the request's threshold it leaves the handoff token as the only
+choice; the engine passes that token as a stop token, so vLLM ends the turn there, with no Python between
+tokens. Everywhere else it masks the column, and the ids that are never written. This is the one place beside
+`policy.hands_off` that makes the comparison.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from citer_ray.engines.scorers import random_scores
 from citer_ray.engines.vllm_score_column import decode_scores
-from citer_ray.engines.vllm_settings import THRESHOLD_KEY, ModelSettings, unwritable_ids
+from citer_ray.engines.vllm_settings import RANDOM_KEY, THRESHOLD_KEY, ModelSettings, RandomRouting, unwritable_ids
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
+
+_RandomRow = tuple[RandomRouting, list[int]]  # where the draws begin, and the turn's tokens so far
 
 
 class HandoffLogitsProcessor(LogitsProcessor):
@@ -50,6 +54,7 @@ class HandoffLogitsProcessor(LogitsProcessor):
         self._device = device
         self._thresholds: dict[int, float] = {}  # batch row -> threshold
         self._thresholds_B = torch.empty(0, device=device)  # float64, rebuilt when the batch changes
+        self._random: dict[int, _RandomRow] = {}  # batch row -> its draws
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -57,6 +62,7 @@ class HandoffLogitsProcessor(LogitsProcessor):
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if process_dict_updates(self._thresholds, batch_update, lambda params, *_: _threshold_state(params)):
             self._thresholds_B = torch.empty(0, device=self._device)
+        process_dict_updates(self._random, batch_update, _random_state)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Handoff and masks, in place, on [B, V] float32 logits."""
@@ -67,7 +73,10 @@ class HandoffLogitsProcessor(LogitsProcessor):
         hands_off_B = None
         if handoff is not None and self._thresholds:
             # float64, as in `policy.hands_off`: a threshold such as 0.9 is no float32.
-            hands_off_B = decode_scores(logits[:, handoff]).double() < self._thresholds_for(logits.shape[0])
+            scores_B = decode_scores(logits[:, handoff])
+            if self._random:
+                self._draw(scores_B)
+            hands_off_B = scores_B.double() < self._thresholds_for(logits.shape[0])
         logits[:, settings.shared_vocab_size :] = -torch.inf
         if self._masked:
             logits[:, self._masked] = -torch.inf
@@ -75,6 +84,16 @@ class HandoffLogitsProcessor(LogitsProcessor):
             logits.masked_fill_(hands_off_B[:, None], -torch.inf)
             logits[:, handoff] = torch.where(hands_off_B, 0.0, -torch.inf)
         return logits
+
+    def _draw(self, scores_B: torch.Tensor) -> None:
+        """Put the random rows' scores in place of what the column says."""
+        rows, routings = list(self._random), [routing for routing, _ in self._random.values()]
+        drawn = random_scores(
+            [routing.seed for routing in routings],
+            [routing.key for routing in routings],
+            [routing.position + len(written) for routing, written in self._random.values()],
+        )
+        scores_B[torch.tensor(rows, device=self._device)] = torch.from_numpy(drawn).to(self._device)
 
     def _thresholds_for(self, num_rows: int) -> torch.Tensor:
         """float64 [B]; -1, which no score is below, for rows without a threshold."""
@@ -91,3 +110,8 @@ def _threshold(params: SamplingParams) -> Any:
 def _threshold_state(params: SamplingParams) -> float | None:
     threshold = _threshold(params)
     return None if threshold is None else float(threshold)
+
+
+def _random_state(params: SamplingParams, prompt_ids: list[int] | None, written: list[int]) -> _RandomRow | None:
+    values = (params.extra_args or {}).get(RANDOM_KEY)
+    return None if values is None else (RandomRouting(**values), written)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from citer_ray.engine import Finish, Sampling, Turn
 from citer_ray.engines.vllm_errors import translated_errors
-from citer_ray.engines.vllm_score_column import decode_score
 from citer_ray.errors import RetryableError
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from vllm.engine.protocol import StreamingInput
 
     from citer_ray.engines.vllm_loop import EngineLoop
+    from citer_ray.engines.vllm_scorers import TurnScorer
 
 
 class RequestStream:
@@ -101,12 +101,13 @@ class TurnRecord:
         self.stop_token = completion.stop_reason
         return bool(self.stop_reason)
 
-    def to_turn(self, handoff: int | None, scored: bool) -> Turn:
+    def to_turn(self, handoff: int | None, scorer: TurnScorer | None, position: int) -> Turn:
         """The turn in the project's terms.
 
         Args:
             handoff: the handoff token's id, or None.
-            scored: whether the session has a scorer.
+            scorer: of the session, if it has one.
+            position: of the turn's first new token.
 
         Raises:
             RetryableError: the request was aborted, or failed inside the engine.
@@ -118,12 +119,9 @@ class TurnRecord:
             finish = Finish.HANDOFF if self.stop_token == handoff else Finish.EOS
         else:
             raise RetryableError(f"vLLM gave the request up ({self.stop_reason}); send the whole context again")
-        scores = []
-        if scored:
-            assert handoff is not None
-            scores = [decode_score(column[handoff]) for column in self.columns]
         written = self.token_ids[:-1] if finish is Finish.HANDOFF else self.token_ids
         logprobs = [column[token] for token, column in zip(written, self.columns, strict=False)]
+        scores = [] if scorer is None else scorer.scores(position, self.columns)
         return Turn(written, logprobs, scores, finish)
 
 
@@ -153,16 +151,22 @@ class VLLMSession:
 
     Attributes:
         sampling: how tokens are picked.
-        threshold: with a scorer, the score below which a position is handed off; else None.
+        scorer: what decides on handoffs, or None.
+        threshold: with a scorer, the score below which a position is handed off.
         stream: the request that holds the KV cache, if there is one. Belongs to the engine's loop.
         busy: a turn is in progress.
     """
 
     def __init__(
-        self, host: SessionHost, prompt_ids: Sequence[int], sampling: Sampling, threshold: float | None
+        self,
+        host: SessionHost,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        scorer: TurnScorer | None = None,
+        threshold: float = 0.0,
     ) -> None:
         self._host = host
-        self.sampling, self.threshold = sampling, threshold
+        self.sampling, self.scorer, self.threshold = sampling, scorer, threshold
         self._ids = list(prompt_ids)
         self._num_sent = 0  # leading ids that the request has been given and keeps
         self._prompt_pending = True
@@ -225,7 +229,7 @@ class VLLMSession:
             self.stream = self._host.start_stream()
         params = self._host.turn_params(self, len(context), max_tokens)
         record = await self.stream.turn(context[self._num_sent :], params)
-        turn = record.to_turn(self._host.handoff_token_id, self.threshold is not None)
+        turn = record.to_turn(self._host.handoff_token_id, self.scorer, len(context))
         kept = turn.token_ids if turn.finish is Finish.HANDOFF else turn.token_ids[:-1]
         self._ids = [*context, *kept]
         self._num_sent = len(self._ids)

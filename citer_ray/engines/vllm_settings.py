@@ -13,6 +13,7 @@ from typing import Any
 
 CONFIG_KEY = "citer_ray"  # attribute of the model's config
 THRESHOLD_KEY = "citer_threshold"  # extra_args: hand off below this score
+RANDOM_KEY = "citer_random"  # extra_args: `RandomRouting` as a dict
 SAMPLING_KEY = "citer_sampling"  # extra_args: `SeededSampling` as a dict
 PROMPT_LENGTH_KEY = "citer_prompt_length"  # extra_kwargs of a pooling request: where the response begins
 
@@ -62,6 +63,21 @@ class SeededSampling:
     top_p: float
     top_k: int
     seed: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRouting:
+    """Scores that need no model: the baseline `random:SEED`; see `scorers.random_scores`.
+
+    Attributes:
+        seed: of the policy.
+        key: identifies the response.
+        position: absolute position of the turn's first new token.
+    """
+
+    seed: int
+    key: int
     position: int
 
 

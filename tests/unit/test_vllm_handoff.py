@@ -13,9 +13,10 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
+from citer_ray.engines.scorers import random_scores
 from citer_ray.engines.vllm_handoff import HandoffLogitsProcessor
 from citer_ray.engines.vllm_score_column import encode_scores
-from citer_ray.engines.vllm_settings import CONFIG_KEY, THRESHOLD_KEY, ModelSettings
+from citer_ray.engines.vllm_settings import CONFIG_KEY, RANDOM_KEY, THRESHOLD_KEY, ModelSettings
 from citer_ray.policy import hands_off
 
 VOCAB, SHARED, HANDOFF, MASKED = 12, 10, 7, 3
@@ -119,6 +120,23 @@ def test_a_random_life_of_the_batch_matches_a_table() -> None:
         if table:
             expected = [t is not None and s < t for s, t in zip(scores, table, strict=True)]
             assert decisions(processor, scores) == expected
+
+
+def test_random_rows_draw_their_scores_and_leave_the_columns_to_others() -> None:
+    processor, written = make_processor(), [5, 6]
+    draw = SamplingParams(extra_args={THRESHOLD_KEY: 0.5, RANDOM_KEY: {"seed": 3, "key": 9, "position": 40}})
+    both = BatchUpdate(2, removed=[], added=[(0, draw, [1], written), (1, params(0.5), [1], [])], moved=[])
+    processor.update_state(both)
+    seen = []
+    for _ in range(20):
+        (score,) = random_scores(3, [9], [40 + len(written)]).tolist()
+        handed = decisions(processor, [0.5, 0.4])
+        assert handed == [score < 0.5, True]
+        seen.append(handed[0])
+        written.append(7)  # as vLLM does
+    assert len(set(seen)) == 2
+    processor.update_state(update(1, removed=[0], moved=[(1, 0, MoveDirectionality.UNIDIRECTIONAL)]))
+    assert decisions(processor, [0.6]) == [False]
 
 
 def test_without_a_handoff_token_only_the_masks_apply() -> None:

@@ -12,6 +12,7 @@ import pytest
 from citer_ray.engine import Finish, Sampling
 from citer_ray.engines.vllm_loop import EngineLoop
 from citer_ray.engines.vllm_score_column import encode_scores
+from citer_ray.engines.vllm_scorers import ColumnScores
 from citer_ray.engines.vllm_session import RequestStream, TurnRecord, VLLMSession
 from citer_ray.errors import RetryableError
 
@@ -88,7 +89,8 @@ def hosts() -> Iterator[list[Host]]:
 
 def open_session(hosts: list[Host], *turns: list[Any] | Exception, threshold: float | None = 0.5) -> VLLMSession:
     hosts.append(Host(*turns))
-    return VLLMSession(hosts[-1], [1, 2, 3], Sampling(), threshold)
+    scorer = None if threshold is None else ColumnScores(HANDOFF)
+    return VLLMSession(hosts[-1], [1, 2, 3], Sampling(), scorer, threshold or 0.0)
 
 
 async def test_the_last_sampled_token_is_not_held(hosts: list[Host]) -> None:
@@ -187,4 +189,4 @@ def test_an_aborted_record_is_retryable() -> None:
     record = TurnRecord()
     assert record.add(output([4], [1], "abort"))
     with pytest.raises(RetryableError, match="abort"):
-        record.to_turn(HANDOFF, scored=True)
+        record.to_turn(HANDOFF, ColumnScores(HANDOFF), position=3)
