@@ -7,20 +7,13 @@ all values are frozen: a function never defaults a value that the configuration 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from citer_ray.config_section import Fraction, Positive, Section
+from citer_ray.config_serve import ServeConfig
 from citer_ray.prompts import PromptFormat
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, and no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModelConfig(Section):
@@ -256,5 +249,6 @@ class CiterConfig(Section):
     fit: FitConfig = Field(FitConfig(), description="The router's training.")
     iterate: IterateConfig = Field(IterateConfig(), description="Rounds.")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Evaluation.")
+    serve: ServeConfig = Field(ServeConfig(), description="Serving.")
     tracking: TrackingConfig = Field(TrackingConfig(), description="MLflow.")
     ray: RayConfig = Field(RayConfig(), description="Ray.")
