@@ -11,8 +11,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from citer_ray.engine import GREEDY, Engine, Finish, Sampling, Session, Turn
-from citer_ray.policy import AlwaysLlm, AlwaysSlm, Oracle, Policy, Threshold, Writer
+import numpy as np
+
+from citer_ray.engine import GREEDY, Engine, Finish, Sampling, Session, SpeculativeEngine, Turn
+from citer_ray.policy import (
+    AlwaysLlm,
+    AlwaysSlm,
+    Cascade,
+    Oracle,
+    Policy,
+    Speculative,
+    Threshold,
+    Writer,
+    hands_off,
+)
+from citer_ray.speculation import Verdict, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,9 @@ class Trace:
         finish: `eos` or `length`.
         visits: turns of the LLM.
         passes: what each model computed, in order.
+        answer_score: a cascade's score of the SLM's answer.
+        drafted: tokens that the SLM drafted for the LLM to verify.
+        accepted: drafted tokens that stood.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -53,6 +69,9 @@ class Trace:
     finish: Finish = Finish.LENGTH
     visits: int = 0
     passes: list[Pass] = field(default_factory=list)
+    answer_score: float | None = None
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def num_llm_tokens(self) -> int:
@@ -92,14 +111,14 @@ class _Response:
     def remaining(self) -> int:
         return self._request.max_new_tokens - len(self.trace.token_ids)
 
-    async def turn(self, writer: Writer, max_tokens: int) -> Turn:
-        """One turn of a model, over everything that it has not seen."""
+    async def turn(self, writer: Writer, max_tokens: int, draft: Sequence[int] = ()) -> Turn:
+        """One turn of a model, over everything that it has not seen, and over a draft that is not kept yet."""
         session = self._sessions.get(writer)
         cached = 0 if session is None else session.num_tokens
         if session is None:
             session = self._sessions[writer] = await self._open(writer)
-        sent = len(self._ids) - cached
-        turn = await session.turn(self._ids[session.num_tokens :], max_tokens)
+        sent = len(self._ids) + len(draft) - cached
+        turn = await session.turn([*self._ids[session.num_tokens :], *draft], max_tokens)
         self.trace.passes.append(Pass(writer, sent, cached, max(len(turn.scores), len(turn.token_ids))))
         self.trace.visits += writer is Writer.LLM
         return turn
@@ -108,10 +127,31 @@ class _Response:
         engine = self._engines[writer]
         if engine is None:
             raise ValueError(f"the policy {self._request.policy} needs the {writer.value.upper()}, but there is none")
+        if isinstance(self._request.policy, Speculative):
+            return await self._open_speculative(engine)
         scorer, threshold = None, 0.0
         if writer is Writer.SLM and isinstance(self._request.policy, Threshold):
             scorer, threshold = self._request.policy.scorer, self._request.policy.threshold
         return await engine.open(self._ids, self._request.sampling, scorer=scorer, threshold=threshold)
+
+    async def _open_speculative(self, engine: Engine) -> Session:
+        if not isinstance(engine, SpeculativeEngine) or self._request.sampling.temperature != 0:
+            raise ValueError(
+                f"the policy {self._request.policy} verifies drafts, which needs greedy sampling and an engine that "
+                f"shows distributions (engine.kind: transformers), not {type(engine).__name__}"
+            )
+        return await engine.open_speculative(self._ids)
+
+    def rewind(self) -> None:
+        """Let both sessions forget everything but the response without its last token: that replaced a drafted one."""
+        for session in self._sessions.values():
+            session.rewind(len(self._ids) - 1)  # type: ignore[attr-defined]  # `_open_speculative` made them
+
+    def restart(self) -> None:
+        """Drop the response so far; what it cost stays in the trace."""
+        del self._ids[len(self._request.prompt_ids) :]
+        fresh = Trace(visits=self.trace.visits, passes=self.trace.passes, answer_score=self.trace.answer_score)
+        self.trace = fresh
 
     def keep(self, writer: Writer, turn: Turn, scores: Sequence[float | None]) -> None:
         """Append a turn's tokens to the response."""
@@ -122,6 +162,22 @@ class _Response:
         self.trace.scores.extend(scores)
         if turn.finish is Finish.EOS:
             self.trace.finish = Finish.EOS
+
+    def keep_verified(self, drafted: Turn, verdict: Verdict) -> None:
+        """Append the accepted beginning of a draft and the LLM's token after it, as far as there is room."""
+        kept = verdict.kept
+        whole = kept == len(drafted.token_ids)
+        ended = whole and drafted.finish is Finish.EOS
+        finish = Finish.EOS if ended else Finish.LENGTH
+        accepted = Turn(drafted.token_ids[:kept], drafted.logprobs[:kept], [], finish)
+        self.keep(Writer.SLM, accepted, verdict.scores[:kept])
+        if ended or self.remaining == 0:
+            return
+        llm = self._engines[Writer.LLM]
+        assert isinstance(llm, SpeculativeEngine)
+        finish = Finish.EOS if verdict.next_token in llm.eos_token_ids else Finish.LENGTH
+        following = Turn([verdict.next_token], [verdict.next_logprob], [], finish)
+        self.keep(Writer.LLM, following, verdict.scores[kept:] or [None])
 
     async def close(self) -> None:
         for session in self._sessions.values():
@@ -155,6 +211,10 @@ async def decode(slm: Engine | None, llm: Engine | None, request: Request) -> Tr
                 await _routed(response, request.policy)
             case Oracle():
                 await _oracle(response)
+            case Cascade():
+                await _cascade(response, request.policy)
+            case Speculative():
+                await _speculative(response, request.policy)
     finally:
         await response.close()
     return response.trace
@@ -185,6 +245,40 @@ async def _oracle(response: _Response) -> None:
         theirs = await response.turn(Writer.LLM, 1)
         agree = ours.token_ids == theirs.token_ids
         response.keep(Writer.SLM if agree else Writer.LLM, theirs, [None])
+
+
+async def _cascade(response: _Response, policy: Cascade) -> None:
+    """The SLM answers; an answer whose score is too low is dropped, and the LLM answers anew."""
+    await _alone(response, Writer.SLM)
+    response.trace.answer_score = answer_score(policy, response.trace.logprobs)
+    if hands_off(response.trace.answer_score, policy.threshold):
+        response.restart()
+        await _alone(response, Writer.LLM)
+
+
+def answer_score(policy: Cascade, logprobs: Sequence[float]) -> float:
+    """The probability that a cascade compares with its threshold; see `Cascade`."""
+    match policy.statistic:
+        case "sum":
+            return float(np.exp(np.sum(logprobs)))
+        case "average":
+            return float(np.exp(np.mean(logprobs)))
+        case "quantile":
+            return float(np.exp(np.quantile(logprobs, policy.quantile)))
+
+
+async def _speculative(response: _Response, policy: Speculative) -> None:
+    """The SLM drafts; the LLM reads the draft in one pass, keeps its accepted beginning, and adds its own token."""
+    while response.remaining > 0 and response.trace.finish is not Finish.EOS:
+        drafted = await response.turn(Writer.SLM, min(policy.draft_length, response.remaining))
+        draft = drafted.token_ids
+        checked = await response.turn(Writer.LLM, 1, draft)
+        assert drafted.distributions is not None and checked.distributions is not None
+        verdict = verify(policy, draft, drafted.distributions[-len(draft) :], checked.distributions[-len(draft) - 1 :])
+        response.trace.drafted += len(draft)
+        response.trace.accepted += verdict.kept
+        response.keep_verified(drafted, verdict)
+        response.rewind()
 
 
 async def decode_many(

@@ -62,12 +62,16 @@ class Turn:
         scores: the scorer's value for every position that was decided in this turn, in order: one for each token,
             and one more for the position that was handed off. Empty if the session has no scorer.
         finish: why the turn ended.
+        distributions: float32 [R, V] or None; natural-log probabilities over the shared vocabulary, from speculative
+            sessions alone. One row for each id that was fed in this turn, `new_ids` and tokens of the turn (of a
+            pending prompt the last id alone): what follows after it. `token_ids` were picked from the last rows.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     scores: list[float]
     finish: Finish
+    distributions: npt.NDArray[np.float32] | None = field(default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,4 +158,30 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free the model. Safe to call twice."""
+        ...
+
+
+class SpeculativeSession(Session, Protocol):
+    """A session whose turns show their distributions, and which can forget what was rejected."""
+
+    def rewind(self, num_tokens: int) -> None:
+        """Keep the leading `num_tokens` ids (all of them if it holds no more), between two turns.
+
+        Raises:
+            ValueError: `num_tokens` is negative.
+        """
+        ...
+
+
+@runtime_checkable
+class SpeculativeEngine(Engine, Protocol):
+    """An engine that can draft and verify: what speculative decoding and its cascades need beyond `Engine`."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a response."""
+        ...
+
+    async def open_speculative(self, prompt_ids: Sequence[int]) -> SpeculativeSession:
+        """Start a greedy response; see `open`."""
         ...

@@ -7,8 +7,10 @@ label rollouts, evaluation and serving differ only in the policy that they pass.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 # The largest threshold at which the SLM can still write: scores are probabilities or mapped into [0, 1].
 LLM_ONLY_THRESHOLD = 1.0 + 1e-6
@@ -77,4 +79,43 @@ class Oracle:
     name: str = "oracle"
 
 
-Policy = AlwaysSlm | AlwaysLlm | Threshold | Oracle
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """The SLM answers; where its whole answer is too uncertain, the LLM answers anew (Gupta et al., 2404.10136).
+
+    The score of an answer is a probability made of its tokens' log-probabilities: exp of their sum (`sum`, Chow-Sum),
+    of their mean (`average`, Chow-Average) or of their quantile (`quantile`, Chow-Quantile; 0 is the minimum).
+    """
+
+    statistic: Literal["sum", "average", "quantile"]
+    threshold: float
+    quantile: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0 or not 0 <= self.quantile <= 1:
+            raise ValueError(f"threshold must be >= 0 and quantile in [0, 1], got {self}")
+
+
+Rule = Literal["exact", "typical", "chow", "diff", "opt", "token_v3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """The SLM drafts, the LLM verifies a whole draft in one pass and keeps what a rule accepts (`speculation.py`).
+
+    Attributes:
+        rule: what is accepted beside the LLM's own greedy token; `exact` accepts nothing else.
+        draft_length: tokens of a draft.
+        threshold: a drafted token that differs from the LLM's is kept iff the rule's score is at least this.
+    """
+
+    rule: Rule
+    draft_length: int
+    threshold: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.draft_length < 1 or math.isnan(self.threshold):
+            raise ValueError(f"draft_length must be at least 1 and threshold a number, got {self}")
+
+
+Policy = AlwaysSlm | AlwaysLlm | Threshold | Oracle | Cascade | Speculative

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from citer_ray.engine import Engine, Finish, Sampling, TokenSequence, Turn
+from citer_ray.engine import Engine, Finish, Sampling, SpeculativeEngine, TokenSequence, Turn
 from tests.conftest import EOS_ID, VOCAB_SIZE
 
 GREEDY = Sampling()
@@ -215,3 +215,50 @@ class EngineConformance:
             await session.turn([], 1)
         await session.turn(turn.token_ids, 1)
         await session.close()
+
+
+class SpeculativeConformance:
+    """What an engine must pass beyond `EngineConformance` if it drafts and verifies; the same fixtures."""
+
+    async def test_one_pass_shows_what_follows_each_id(self, engine: SpeculativeEngine, model: PreTrainedModel) -> None:
+        prompt, draft = prompts(2, 9)
+        for first in (0, 4):  # ids that the session has computed already
+            session = await engine.open_speculative(prompt)
+            ids = [*prompt, *draft]
+            if first:
+                await session.turn(draft[:first], 1)
+            turn = await session.turn(ids[session.num_tokens :], 1)
+            await session.close()
+            assert turn.distributions is not None and len(turn.distributions) == len(draft) + 1 - first - (first > 0)
+            with torch.inference_mode():
+                logits = model(torch.tensor([ids])).logits[0, -len(turn.distributions) :, : turn.distributions.shape[1]]
+            np.testing.assert_allclose(turn.distributions, logits.log_softmax(-1).numpy(), atol=2e-4)
+            assert turn.token_ids == [int(turn.distributions[-1].argmax())]
+
+    async def test_a_draft_shows_what_its_tokens_were_picked_from(self, engine: SpeculativeEngine) -> None:
+        prompt = prompts(1, 10)[0]
+        session = await engine.open_speculative(prompt)
+        turn = await session.turn([], 5)
+        await session.close()
+        assert turn.distributions is not None
+        assert turn.distributions.argmax(-1).tolist() == turn.token_ids
+        np.testing.assert_allclose(turn.distributions.max(-1), turn.logprobs, atol=1e-5)
+
+    async def test_a_rewound_session_forgets(self, engine: SpeculativeEngine, model: PreTrainedModel) -> None:
+        prompt, rejected = prompts(2, 11)
+        others = [engine.open_speculative(other) for other in prompts(5, 12)]
+        sessions = [await engine.open_speculative(prompt), *[await other for other in others]]
+        await asyncio.gather(*(session.turn(rejected, 1) for session in sessions))
+        keep = len(prompt) + 1
+        sessions[0].rewind(keep)
+        assert sessions[0].num_tokens == keep
+        sessions[0].rewind(keep + 50)
+        ids = [*prompt, rejected[0], 41, 42]
+        turns = await asyncio.gather(
+            sessions[0].turn(ids[sessions[0].num_tokens :], 3), *(session.turn([50], 3) for session in sessions[1:])
+        )
+        assert turns[0].token_ids == naive_generate(model, ids, len(turns[0].token_ids), stop_at_eos=True)
+        with pytest.raises(ValueError, match="num_tokens"):
+            sessions[0].rewind(-1)
+        for session in sessions:
+            await session.close()

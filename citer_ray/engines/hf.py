@@ -7,7 +7,6 @@ of the longest prefix that any row holds; rollouts from many positions of one ex
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
@@ -18,10 +17,10 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from citer_ray.engine import Sampling, Scores, TokenSequence, Turn
+from citer_ray.engine import GREEDY, Sampling, Scores, TokenSequence, Turn
 from citer_ray.engines.hf_batcher import Batcher, SessionState
 from citer_ray.engines.hf_model import HiddenStateModel
-from citer_ray.engines.scorers import Scorer, find_scorer
+from citer_ray.engines.scorers import Scorer, find_scorer, response_key
 from citer_ray.errors import RetryableError
 
 _HEAD_ROWS = 256  # positions of one output-layer call: 50 MB of float32 logits at a vocabulary of 50k
@@ -52,7 +51,16 @@ class TransformersSession:
         if total == self._state.num_computed:
             raise ValueError("nothing to compute: send the ids that the session does not hold, ids[num_tokens:]")
         self._state.ids.extend(new_ids)
-        return await self._batcher.submit(self._state, max_tokens)
+        return await self._batcher.submit(self._state, max_tokens, len(new_ids) + 1)
+
+    def show_distributions(self) -> None:
+        """Return distributions with every turn from now on."""
+        self._state.speculative = True
+
+    def rewind(self, num_tokens: int) -> None:
+        if num_tokens < 0:
+            raise ValueError(f"num_tokens must be at least 0, got {num_tokens}")
+        self._batcher.rewind(self._state, num_tokens)
 
     async def close(self) -> None:
         if not self._closed:
@@ -105,6 +113,10 @@ class TransformersEngine:
         return self._max_model_len
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._batcher.eos_token_ids
+
+    @property
     def num_free_rows(self) -> int:
         """Sessions that could still get a KV cache."""
         return self._batcher.num_free_rows
@@ -133,9 +145,15 @@ class TransformersEngine:
         if len(prompt_ids) > self._max_model_len:
             raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the model takes {self._max_model_len}")
         found = None if scorer is None else find_scorer(scorer, self._scorers)
-        key = zlib.crc32(np.asarray(prompt_ids, np.int64).tobytes())
-        state = SessionState(list(prompt_ids), sampling, scorer, found, threshold, key)
+        state = SessionState(
+            list(prompt_ids), sampling, scorer, found, threshold, response_key(prompt_ids), len(prompt_ids)
+        )
         return TransformersSession(self._batcher, state, self._max_model_len)
+
+    async def open_speculative(self, prompt_ids: Sequence[int]) -> TransformersSession:
+        session = await self.open(prompt_ids, GREEDY)
+        session.show_distributions()
+        return session
 
     async def close(self) -> None:
         self._closed = True

@@ -18,6 +18,7 @@ import torch
 
 from citer_ray.engine import Finish, Sampling, Turn
 from citer_ray.engines.hf_model import HiddenStateModel
+from citer_ray.engines.prefix_leaders import Leaders
 from citer_ray.engines.row_cache import PassIndex, RowCache
 from citer_ray.engines.sampling import sample
 from citer_ray.engines.scorers import Scorer, StepState
@@ -35,6 +36,8 @@ class SessionState:
     Attributes:
         ids: the context; the leading `num_computed` ids have keys and values in `row`.
         key: identifies the response for scorers that hash it.
+        start: length of the response's first context.
+        speculative: turns return their distributions.
         lost: the row's content is unknown; it is freed as soon as no pass uses it.
     """
 
@@ -44,6 +47,8 @@ class SessionState:
     scorer: Scorer | None
     threshold: float
     key: int
+    start: int = 0
+    speculative: bool = False
     num_computed: int = 0
     row: int | None = None
     lost: bool = False
@@ -56,23 +61,30 @@ class _Request:
     state: SessionState
     max_tokens: int
     future: asyncio.Future[Turn]
+    wanted_rows: int = 1
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    distributions: list[npt.NDArray[np.float32]] = field(default_factory=list)
 
     def finish(self, reason: Finish) -> None:
-        self.future.set_result(Turn(self.token_ids, self.logprobs, self.scores, reason))
+        rows = np.concatenate(self.distributions) if self.distributions else None
+        self.future.set_result(Turn(self.token_ids, self.logprobs, self.scores, reason, rows))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Tensors of one forward pass; `batch_rows[i]` and `last[i]` locate the state of request i."""
+    """Tensors of one forward pass; `batch_rows[i]` and `last[i]` locate the state of request i.
+
+    `shown` locates the positions whose distributions speculative sessions return, in the order of `requests`.
+    """
 
     requests: list[_Request]
     ids_BT: torch.Tensor
     index: PassIndex
     batch_rows: torch.Tensor
     last: torch.Tensor
+    shown: tuple[torch.Tensor, torch.Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,7 @@ class _Outcome:
     scores: list[float]
     logits_NV: torch.Tensor
     logsumexp: list[float]
+    shown_NV: npt.NDArray[np.float32] | None
 
 
 class Batcher:
@@ -99,7 +112,7 @@ class Batcher:
         executor: Executor | None,
         delay: int = 0,
     ) -> None:
-        self._model, self._eos, self._delay = model, eos_token_ids, delay
+        self._model, self.eos_token_ids, self._delay = model, eos_token_ids, delay
         self._max_pass_tokens, self._executor = max_pass_tokens, executor
         self._cache = RowCache(model.num_layers, max_rows, max_model_len)
         self._requests: list[_Request] = []
@@ -113,9 +126,9 @@ class Batcher:
         """Sessions that could still get a KV cache."""
         return self._cache.num_free
 
-    async def submit(self, state: SessionState, max_tokens: int) -> Turn:
+    async def submit(self, state: SessionState, max_tokens: int, wanted_rows: int = 1) -> Turn:
         """Queue a turn and wait for it. If that fails or is cancelled, the session is lost and must be rebuilt."""
-        request = _Request(state, max_tokens, asyncio.get_running_loop().create_future())
+        request = _Request(state, max_tokens, asyncio.get_running_loop().create_future(), wanted_rows)
         self._requests.append(request)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
@@ -132,6 +145,13 @@ class Batcher:
         state.ids, state.num_computed, state.lost = [], 0, True
         if state not in self._in_pass:
             self._free_row(state)
+
+    def rewind(self, state: SessionState, num_tokens: int) -> None:
+        """Forget the ids after the leading `num_tokens`, between two turns."""
+        state.ids = state.ids[:num_tokens]
+        if state.num_computed > len(state.ids):
+            state.num_computed = len(state.ids)
+            self._cache.truncate(_row(state), len(state.ids))
 
     def fail_all(self, error: Exception) -> None:
         """End every queued turn with `error`."""
@@ -211,12 +231,14 @@ class Batcher:
         ready = [request for request in self._requests if request.state.row is not None]
         new = [request for request in self._requests if request.state.row is None]
         new = new[: self._cache.num_free]
-        leaders = _Leaders()
+        leaders = Leaders()
         copies: list[tuple[int, int, int]] = []
         # Longest first, so that what others share is computed by the one that has most of it.
         for request in sorted(new, key=lambda request: -len(request.state.ids)):
             ids = np.asarray(request.state.ids, np.int32)
-            source, length = self._cache.shared_prefix(ids[:-1])
+            # What is copied is not computed, and so shows no distributions.
+            shown = max(1, _shown_rows(request))
+            source, length = self._cache.shared_prefix(ids[:-shown])
             if leaders.common_prefix(ids) >= length + _MIN_SHARED_PREFIX:
                 continue
             leaders.add(ids)
@@ -277,6 +299,7 @@ class Batcher:
             index,
             torch.from_numpy(batch_rows).to(device),
             torch.from_numpy(last).to(device),
+            _shown(group, batch_rows, last, device),
         )
 
     @torch.inference_mode()
@@ -296,11 +319,24 @@ class Batcher:
             scores=self._scores(prepared.requests, hidden_NH, logits_NV),
             logits_NV=logits_NV,
             logsumexp=logsumexp_N.tolist(),
+            shown_NV=None if prepared.shown is None else self._distributions(hidden_BTH[prepared.shown]),
         )
+
+    def _distributions(self, hidden_NH: torch.Tensor) -> npt.NDArray[np.float32]:
+        """Log-probabilities over the shared vocabulary."""
+        distributions: npt.NDArray[np.float32] = self._model.logits(hidden_NH).log_softmax(-1).cpu().numpy()
+        return distributions
 
     @staticmethod
     def _scores(requests: list[_Request], hidden_NH: torch.Tensor, logits_NV: torch.Tensor) -> list[float]:
         """One value per request; NaN where the session has no scorer."""
+        state = StepState(
+            hidden_NH,
+            logits_NV,
+            [len(request.state.ids) for request in requests],
+            [request.state.key for request in requests],
+            [request.state.start for request in requests],
+        )
         members: dict[str, list[int]] = {}
         for position, request in enumerate(requests):
             if request.state.scorer_name is not None:
@@ -309,22 +345,24 @@ class Batcher:
         for positions in members.values():
             scorer = requests[positions[0]].state.scorer
             assert scorer is not None
-            everyone = len(positions) == len(requests)
-            state = StepState(
-                hidden_NH if everyone else hidden_NH[positions],
-                logits_NV if everyone else logits_NV[positions],
-                [len(requests[position].state.ids) for position in positions],
-                [requests[position].state.key for position in positions],
+            scores[positions] = (
+                scorer(state if len(positions) == len(requests) else state.select(positions)).cpu().numpy()
             )
-            scores[positions] = scorer(state).cpu().numpy()
         values: list[float] = scores.tolist()
         return values
 
     def _apply(self, prepared: _Pass, outcome: _Outcome) -> None:
+        shown = 0
         for position, request in enumerate(prepared.requests):
+            state = request.state
+            rows = _shown_rows(request)
+            shown += rows
             if request.future.done():  # cancelled while the pass ran
                 continue
-            state = request.state
+            if rows:
+                assert outcome.shown_NV is not None
+                request.distributions.append(outcome.shown_NV[shown - rows : shown])
+                request.wanted_rows = 1
             self._cache.extend(_row(state), state.ids[state.num_computed :])
             state.num_computed = len(state.ids)
             if state.scorer is not None:
@@ -341,7 +379,7 @@ class Batcher:
                 logprob = float(logits_V[token]) - outcome.logsumexp[position]
             request.token_ids.append(token)
             request.logprobs.append(logprob)
-            if token in self._eos and not state.sampling.ignore_eos:
+            if token in self.eos_token_ids and not state.sampling.ignore_eos:
                 request.finish(Finish.EOS)
             elif len(request.token_ids) == request.max_tokens:
                 request.finish(Finish.LENGTH)
@@ -354,29 +392,23 @@ def _pending(request: _Request) -> int:
     return len(request.state.ids) - request.state.num_computed
 
 
+def _shown_rows(request: _Request) -> int:
+    """How many distributions the request's next pass returns."""
+    return min(request.wanted_rows, _pending(request)) if request.state.speculative else 0
+
+
+def _shown(
+    group: Sequence[_Request], batch_rows: npt.NDArray[np.int64], last: npt.NDArray[np.int64], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Batch rows and positions of the distributions that a pass returns; None if it returns none."""
+    counts = [_shown_rows(request) for request in group]
+    if not any(counts):
+        return None
+    positions = [np.arange(end + 1 - count, end + 1) for end, count in zip(last, counts, strict=True)]
+    rows = torch.from_numpy(np.repeat(batch_rows, counts))
+    return rows.to(device), torch.from_numpy(np.concatenate(positions)).to(device)
+
+
 def _row(state: SessionState) -> int:
     assert state.row is not None, "a session in a pass has a row"
     return state.row
-
-
-class _Leaders:
-    """Contexts that the coming pass computes, longest first, as one matrix to compare with."""
-
-    def __init__(self) -> None:
-        self._ids: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)
-        self._count = 0
-
-    def add(self, ids: npt.NDArray[np.int32]) -> None:
-        if self._count == len(self._ids):
-            grown = np.full((max(8, 2 * self._count), max(self._ids.shape[1], len(ids))), -1, np.int32)
-            grown[: self._count, : self._ids.shape[1]] = self._ids
-            self._ids = grown
-        self._ids[self._count, : len(ids)] = ids
-        self._count += 1
-
-    def common_prefix(self, ids: npt.NDArray[np.int32]) -> int:
-        """Length of the longest prefix that `ids`, not longer than any leader so far, shares with one."""
-        if self._count == 0:
-            return 0
-        same = self._ids[: self._count, : len(ids)] == ids
-        return int(np.logical_and.accumulate(same, axis=1).sum(axis=1).max())

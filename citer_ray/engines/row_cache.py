@@ -181,6 +181,10 @@ class RowCache(Cache):
         self.ids[row, start : start + len(ids)] = ids
         self.lengths[row] = start + len(ids)
 
+    def truncate(self, row: int, length: int) -> None:
+        """Forget what a row holds from position `length` on."""
+        self.lengths[row] = min(int(self.lengths[row]), length)
+
     @torch.inference_mode()
     def _resize(self, num_rows: int, capacity: int) -> None:
         ids = np.zeros((num_rows, capacity), np.int32)

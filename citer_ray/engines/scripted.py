@@ -7,9 +7,10 @@ from which context. No model, no tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from citer_ray.engine import Finish, Sampling, Scores, TokenSequence, Turn
 from citer_ray.errors import RetryableError
@@ -30,8 +31,10 @@ class RecordedTurn:
 class ScriptedSession:
     """A response on a `ScriptedEngine`."""
 
-    def __init__(self, engine: ScriptedEngine, prompt_ids: Sequence[int], threshold: float | None) -> None:
-        self._engine, self._threshold = engine, threshold
+    def __init__(
+        self, engine: ScriptedEngine, prompt_ids: Sequence[int], threshold: float | None, *, speculative: bool = False
+    ) -> None:
+        self._engine, self._threshold, self._speculative = engine, threshold, speculative
         self._ids, self._computed, self._closed = list(prompt_ids), 0, False
 
     @property
@@ -48,7 +51,10 @@ class ScriptedSession:
         self._ids.extend(new_ids)
         if len(self._ids) == self._computed:
             raise ValueError("nothing to compute: send the ids that the session does not hold, ids[num_tokens:]")
+        first = max(len(self._ids) - len(new_ids), self._computed + 1)
         turn = self._decode(max_tokens)
+        if self._speculative:
+            turn = replace(turn, distributions=self._distributions(first))
         self._engine.turns.append(RecordedTurn(list(new_ids), held, turn))
         return turn
 
@@ -68,6 +74,15 @@ class ScriptedSession:
                 return Turn(tokens, [0.0] * len(tokens), scores, Finish.LENGTH)
             self._ids.append(tokens[-1])
 
+    def _distributions(self, first: int) -> npt.NDArray[np.float32]:
+        """What follows after each id from the `first`-th on."""
+        contexts = [self._ids[:end] for end in range(first, len(self._ids) + 1)]
+        return np.log(np.array([self._engine.distribution_of(context) for context in contexts], np.float32))
+
+    def rewind(self, num_tokens: int) -> None:
+        self._ids = self._ids[:num_tokens]
+        self._computed = min(self._computed, len(self._ids))
+
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -82,6 +97,8 @@ class ScriptedEngine:
         score_of: the score at a context; needed for sessions with a scorer.
         eos_id: ends a response.
         max_model_len: longest context.
+        distribution_of: probabilities of the next token, for speculative sessions; None puts 0.9 on `next_token`.
+        vocab_size: of the default distribution.
 
     Attributes:
         turns: every turn, in order.
@@ -96,7 +113,11 @@ class ScriptedEngine:
         *,
         eos_id: int = 2,
         max_model_len: int = 1000,
+        distribution_of: Callable[[Sequence[int]], Sequence[float]] | None = None,
+        vocab_size: int = 300,
     ) -> None:
+        self.distribution_of = distribution_of or self._peaked
+        self._vocab_size = vocab_size
         self.next_token, self.score_of, self.eos_id = next_token, score_of, eos_id
         self._max_model_len = max_model_len
         self.turns: list[RecordedTurn] = []
@@ -117,6 +138,19 @@ class ScriptedEngine:
     ) -> ScriptedSession:
         self.num_open += 1
         return ScriptedSession(self, prompt_ids, None if scorer is None else threshold)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset([self.eos_id])
+
+    async def open_speculative(self, prompt_ids: Sequence[int]) -> ScriptedSession:
+        self.num_open += 1
+        return ScriptedSession(self, prompt_ids, None, speculative=True)
+
+    def _peaked(self, ids: Sequence[int]) -> list[float]:
+        probabilities = [0.1 / (self._vocab_size - 1)] * self._vocab_size
+        probabilities[self.next_token(ids)] = 0.9
+        return probabilities
 
     async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
         scored = []

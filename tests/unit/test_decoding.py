@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from citer_ray.decoding import Request, Trace, decode, decode_many
+from citer_ray.decoding import Request, Trace, answer_score, decode, decode_many
 from citer_ray.engine import Finish
 from citer_ray.engines.hf import TransformersEngine
 from citer_ray.engines.scripted import ScriptedEngine
@@ -16,6 +17,7 @@ from citer_ray.policy import (
     LLM_ONLY_THRESHOLD,
     AlwaysLlm,
     AlwaysSlm,
+    Cascade,
     Oracle,
     Policy,
     Threshold,
@@ -201,3 +203,54 @@ class TestOnRealModels:
         )
         trace = await decode(engine, None, Request([5, 6], AlwaysSlm(), 50))
         assert max(trace.token_ids) < VOCAB_SIZE - 6
+
+
+@pytest.mark.parametrize(
+    ("policy", "score"),
+    [
+        (Cascade("sum", 0.1), 0.5 * 0.25 * 0.5),
+        (Cascade("average", 0.1), (0.5 * 0.25 * 0.5) ** (1 / 3)),
+        (Cascade("quantile", 0.1, 0.0), 0.25),
+        (Cascade("quantile", 0.1, 1.0), 0.5),
+    ],
+)
+def test_a_cascades_score_of_an_answer(policy: Cascade, score: float) -> None:
+    assert answer_score(policy, np.log([0.5, 0.25, 0.5]).tolist()) == pytest.approx(score)
+
+
+async def test_a_cascade_pays_for_the_dropped_answer() -> None:
+    kept, _, llm = await run(Cascade("average", 1.0))  # the scripted log-probabilities are 0: score 1
+    assert kept.token_ids == list(range(100, 107)) and kept.visits == 0 and llm.turns == []
+    assert kept.answer_score == 1.0
+    dropped, _, _ = await run(Cascade("average", 1.1))
+    assert dropped.token_ids == list(range(200, 207)) and dropped.writers == [L] * 7
+    assert dropped.visits == 1 and dropped.answer_score == 1.0
+    assert [(one.writer, one.new_tokens, one.steps) for one in dropped.passes] == [(S, 3, 7), (L, 3, 7)]
+
+
+async def test_a_query_router_decides_once(tiny_slm: LlamaForCausalLM, tiny_llm: LlamaForCausalLM) -> None:
+    """The scorer's value at the prompt's end decides who writes everything."""
+    slm, llm = make_engine(tiny_slm), make_engine(tiny_llm)
+    asked = prompts(12, 5)
+    first = [
+        trace.scores[0]
+        for trace in await decode_many(
+            slm, None, [Request(prompt, Threshold("router", 0.0), 1) for prompt in asked], in_flight=12
+        )
+    ]
+    middle = float(np.median([score for score in first if score is not None]))
+    alone = {
+        policy: await decode_many(slm, llm, [Request(prompt, policy, 12) for prompt in asked], in_flight=12)
+        for policy in (AlwaysSlm(), AlwaysLlm())
+    }
+    routed = await decode_many(
+        slm,
+        llm,
+        [Request(prompt, Threshold("prompt:router", middle, llm_tokens_per_visit=12), 12) for prompt in asked],
+        in_flight=12,
+    )
+    for index, (trace, score) in enumerate(zip(routed, first, strict=True)):
+        assert score is not None
+        writer, policy = (L, AlwaysLlm()) if score < middle else (S, AlwaysSlm())
+        assert set(trace.writers) == {writer}
+        assert trace.token_ids == alone[policy][index].token_ids

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from citer_ray.engine import Engine, Sampling
 from citer_ray.engines.hf import TransformersEngine
 from citer_ray.engines.scorers import StepState
-from tests.conformance import FREE, EngineConformance, decode_in_turns, naive_generate, prompts
+from tests.conformance import FREE, EngineConformance, SpeculativeConformance, decode_in_turns, naive_generate, prompts
 from tests.conftest import EOS_ID, VOCAB_SIZE
 
 
@@ -38,7 +38,7 @@ def model(tiny_slm: LlamaForCausalLM) -> PreTrainedModel:
     return tiny_slm
 
 
-class TestConformance(EngineConformance):
+class TestConformance(EngineConformance, SpeculativeConformance):
     @pytest.fixture
     async def engine(self, model: PreTrainedModel) -> AsyncIterator[Engine]:
         engine = make_engine(model)
