@@ -50,7 +50,8 @@ class ServeConfig(Section):
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 opens it to the network.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     router: str | None = Field(
-        None, description="Router in service: a folder that all nodes see, or `models:/NAME@champion`; null serves none."
+        None,
+        description="Router in service: a folder that all nodes see, or `models:/NAME@champion`; null: none.",
     )
     canary_router: str | None = Field(None, description="Candidate router that gets `canary_fraction` of the requests.")
     canary_fraction: Fraction = Field(0.0, description="Part of routed requests that the candidate serves.")
@@ -71,7 +72,7 @@ class ServeConfig(Section):
     turn_timeout_s: Seconds = Field(20.0, description="Seconds after which a turn is taken to another replica.")
     max_attempts: Positive = Field(4, description="Replicas of the SLM that a response tries before it fails.")
     deadline_s: Seconds = Field(
-        600.0, description="Seconds that a response may take; requests ask for less with `x-request-timeout-seconds`."
+        600.0, description="Seconds that a response may take; requests ask for less with `x-deadline-seconds`."
     )
     drain_s: Seconds = Field(30.0, description="Seconds that running responses get when replicas are taken away.")
     session_idle_s: Seconds = Field(120.0, description="Seconds after which a session without a turn is closed.")
@@ -85,7 +86,7 @@ class ServeConfig(Section):
     api_keys_env: str = Field(
         "CITER_API_KEYS", description="Environment variable with the accepted bearer keys, separated by commas."
     )
-    allow_origins: tuple[str, ...] = Field((), description="Origins that browsers may call from (CORS); none by default.")
+    allow_origins: tuple[str, ...] = Field((), description="Origins that browsers may call from (CORS).")
     ingress: DeploymentConfig = Field(
         DeploymentConfig(num_cpus=0.5, target_ongoing=64, max_ongoing=256), description="Replicas of the ingress."
     )

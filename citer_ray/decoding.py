@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -59,6 +60,7 @@ class Trace:
         passes: what each model computed, in order.
         answer_score: a cascade's score of the SLM's answer.
         drafted: tokens that the SLM drafted for the LLM to verify.
+        judged: drafted tokens up to the first rejected one of each draft.
         accepted: drafted tokens that stood.
     """
 
@@ -71,6 +73,7 @@ class Trace:
     passes: list[Pass] = field(default_factory=list)
     answer_score: float | None = None
     drafted: int = 0
+    judged: int = 0
     accepted: int = 0
 
     @property
@@ -97,10 +100,25 @@ class Request:
     sampling: Sampling = GREEDY
 
 
+class Observer(Protocol):
+    """Watches a response while it is decoded. Its limits cut turns short, which changes no token."""
+
+    def turn_limit(self, writer: Writer) -> int:
+        """Tokens that the coming turn of a run may write, at least 1."""
+        ...
+
+    def on_turn(self, writer: Writer, turn: Turn, scores: Sequence[float | None]) -> None:
+        """A turn's tokens joined the response; `scores` has one entry a token."""
+        ...
+
+
 class _Response:
     """The state of one response: its ids, its trace, and at most one session on each engine."""
 
-    def __init__(self, slm: Engine | None, llm: Engine | None, request: Request) -> None:
+    def __init__(
+        self, slm: Engine | None, llm: Engine | None, request: Request, observer: Observer | None = None
+    ) -> None:
+        self._observer = observer
         self._engines = {Writer.SLM: slm, Writer.LLM: llm}
         self._request = request
         self._sessions: dict[Writer, Session] = {}
@@ -110,6 +128,10 @@ class _Response:
     @property
     def remaining(self) -> int:
         return self._request.max_new_tokens - len(self.trace.token_ids)
+
+    def run_limit(self, writer: Writer) -> int:
+        """Tokens of the coming turn in a run of one model."""
+        return self.remaining if self._observer is None else min(self.remaining, self._observer.turn_limit(writer))
 
     async def turn(self, writer: Writer, max_tokens: int, draft: Sequence[int] = ()) -> Turn:
         """One turn of a model, over everything that it has not seen, and over a draft that is not kept yet."""
@@ -162,6 +184,8 @@ class _Response:
         self.trace.scores.extend(scores)
         if turn.finish is Finish.EOS:
             self.trace.finish = Finish.EOS
+        if self._observer is not None:
+            self._observer.on_turn(writer, turn, scores)
 
     def keep_verified(self, drafted: Turn, verdict: Verdict) -> None:
         """Append the accepted beginning of a draft and the LLM's token after it, as far as there is room."""
@@ -184,13 +208,16 @@ class _Response:
             await session.close()
 
 
-async def decode(slm: Engine | None, llm: Engine | None, request: Request) -> Trace:
+async def decode(
+    slm: Engine | None, llm: Engine | None, request: Request, *, observer: Observer | None = None
+) -> Trace:
     """Decode one response with a policy.
 
     Args:
         slm: the SLM's engine; may be None if the policy never runs it.
         llm: the LLM's engine; likewise.
         request: prompt, policy, limit and sampling.
+        observer: is told of tokens as they come.
 
     Returns:
         The response and its trace. It ends with the first EOS, whoever wrote it, or at `max_new_tokens`.
@@ -200,7 +227,7 @@ async def decode(slm: Engine | None, llm: Engine | None, request: Request) -> Tr
     """
     if request.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
-    response = _Response(slm, llm, request)
+    response = _Response(slm, llm, request, observer)
     try:
         match request.policy:
             case AlwaysSlm():
@@ -221,14 +248,15 @@ async def decode(slm: Engine | None, llm: Engine | None, request: Request) -> Tr
 
 
 async def _alone(response: _Response, writer: Writer) -> None:
-    turn = await response.turn(writer, response.remaining)
-    response.keep(writer, turn, [None] * len(turn.token_ids))
+    while response.remaining > 0 and response.trace.finish is not Finish.EOS:
+        turn = await response.turn(writer, response.run_limit(writer))
+        response.keep(writer, turn, [None] * len(turn.token_ids))
 
 
 async def _routed(response: _Response, policy: Threshold) -> None:
     """The SLM writes until its score falls below the threshold; the LLM then writes one visit's tokens."""
     while response.remaining > 0 and response.trace.finish is not Finish.EOS:
-        turn = await response.turn(Writer.SLM, response.remaining)
+        turn = await response.turn(Writer.SLM, response.run_limit(Writer.SLM))
         written = len(turn.token_ids)
         response.keep(Writer.SLM, turn, turn.scores[:written])
         if turn.finish is not Finish.HANDOFF:
@@ -276,6 +304,7 @@ async def _speculative(response: _Response, policy: Speculative) -> None:
         assert drafted.distributions is not None and checked.distributions is not None
         verdict = verify(policy, draft, drafted.distributions[-len(draft) :], checked.distributions[-len(draft) - 1 :])
         response.trace.drafted += len(draft)
+        response.trace.judged += len(verdict.scores)
         response.trace.accepted += verdict.kept
         response.keep_verified(drafted, verdict)
         response.rewind()

@@ -40,6 +40,9 @@ class Sampling:
         top_k: number of candidates kept; 0 keeps all.
         seed: makes sampling a function of (seed, position), so that a rebuilt session draws the same tokens.
         ignore_eos: keep writing past end-of-sequence ids.
+        presence_penalty: taken off the logit of every id that the response has already, whoever wrote it.
+        frequency_penalty: the same, times how often the response has it.
+        response_start: where the response begins in the context; penalties count from there.
     """
 
     temperature: float = 0.0
@@ -47,6 +50,19 @@ class Sampling:
     top_k: int = 0
     seed: int = 0
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    response_start: int = 0
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the token is the argmax of the model's own logits."""
+        return self.temperature == 0 and not self.has_penalties
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether earlier tokens of the response change the logits."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 GREEDY = Sampling()

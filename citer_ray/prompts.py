@@ -106,12 +106,17 @@ class PromptFormat(BaseModel):
         text = self.render(example)
         if self.chat:
             text = _in_chat_template(text, tokenizer)
-        ids = list(tokenizer.encode(text, add_special_tokens=False))
-        bos_id = self._bos_id(tokenizer)
-        if bos_id is not None and ids[:1] != [bos_id]:
-            ids.insert(0, bos_id)
+        ids = self.encode_text(text, tokenizer, chat=self.chat)
         if not ids:
             raise DataError(f"the prompt of example {example.id!r} has no tokens")
+        return ids
+
+    def encode_text(self, text: str, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
+        """Ids of a prompt's text, shape [T], with at most one BOS; `chat` says that a chat template wrote it."""
+        ids = list(tokenizer.encode(text, add_special_tokens=False))
+        bos_id = self._bos_id(tokenizer, chat)
+        if bos_id is not None and ids[:1] != [bos_id]:
+            ids.insert(0, bos_id)
         return ids
 
     def encode_reference(self, example: Example, tokenizer: Tokenizer, eos_token_id: int) -> list[int]:
@@ -133,9 +138,9 @@ class PromptFormat(BaseModel):
             )
         return ids
 
-    def _bos_id(self, tokenizer: Tokenizer) -> int | None:
+    def _bos_id(self, tokenizer: Tokenizer, chat: bool) -> int | None:
         """The BOS that must come first, or None to leave the ids alone."""
-        if self.bos == "never" or (self.bos == "auto" and self.chat):
+        if self.bos == "never" or (self.bos == "auto" and chat):
             return None  # a chat template writes its own BOS if the model wants one
         bos_id: int | None = tokenizer.bos_token_id
         if self.bos == "always":

@@ -371,11 +371,12 @@ class Batcher:
                 if hands_off(score, state.threshold):
                     request.finish(Finish.HANDOFF)
                     continue
-            if state.sampling.temperature == 0:
+            if state.sampling.is_argmax:
                 token, logprob = outcome.greedy[position], outcome.greedy_logprobs[position]
             else:
                 logits_V = outcome.logits_NV[position].double().cpu().numpy()
-                token = sample(logits_V, state.sampling, len(state.ids))
+                response_ids = state.ids[state.sampling.response_start :] if state.sampling.has_penalties else ()
+                token = sample(logits_V, state.sampling, len(state.ids), response_ids)
                 logprob = float(logits_V[token]) - outcome.logsumexp[position]
             request.token_ids.append(token)
             request.logprobs.append(logprob)

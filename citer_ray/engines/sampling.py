@@ -6,6 +6,8 @@ rebuilt elsewhere, or that runs in another batch, draws the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,7 +34,27 @@ def keep_candidates(logits_V: npt.NDArray[np.float64], top_k: int, top_p: float)
     return kept
 
 
-def sample(logits_V: npt.NDArray[np.float64], sampling: Sampling, position: int) -> int:
-    """The token at `position` by the Gumbel-max trick, which draws exactly from softmax(logits / temperature)."""
-    scaled = keep_candidates(logits_V / sampling.temperature, sampling.top_k, sampling.top_p)
+def penalised(
+    logits_V: npt.NDArray[np.float64], sampling: Sampling, response_ids: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Logits less OpenAI's presence and frequency penalties for the ids that the response has so far."""
+    if not sampling.has_penalties or not response_ids:
+        return logits_V
+    ids, counts = np.unique(np.asarray(response_ids), return_counts=True)
+    changed = logits_V.copy()
+    changed[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    return changed
+
+
+def sample(
+    logits_V: npt.NDArray[np.float64], sampling: Sampling, position: int, response_ids: Sequence[int] = ()
+) -> int:
+    """The token at `position` by the Gumbel-max trick, which draws exactly from softmax(logits / temperature).
+
+    A temperature of 0 takes the largest logit. `response_ids`, the response so far, matter for penalties alone.
+    """
+    changed = penalised(logits_V, sampling, response_ids)
+    if sampling.temperature == 0:
+        return int(np.argmax(changed))
+    scaled = keep_candidates(changed / sampling.temperature, sampling.top_k, sampling.top_p)
     return int(np.argmax(scaled + gumbel_noise(sampling.seed, position, scaled.size)))
