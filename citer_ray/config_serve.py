@@ -55,6 +55,9 @@ class ServeConfig(Section):
     )
     canary_router: str | None = Field(None, description="Candidate router that gets `canary_fraction` of the requests.")
     canary_fraction: Fraction = Field(0.0, description="Part of routed requests that the candidate serves.")
+    router_poll_s: Seconds | None = Field(
+        30.0, description="Seconds between looks at whether another router is behind the name; null never looks."
+    )
     threshold: float | None = Field(
         None, ge=0, description="Threshold of requests that name none; null takes the router's own."
     )

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from citer_ray.cli.pair import pair_app
 from citer_ray.cli.respond import chat, decode
+from citer_ray.cli.serve import serve
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import dump_yaml, load_config
 from citer_ray.errors import ConfigError
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.add_typer(pair_app, name="pair")
 app.command()(decode)
 app.command()(chat)
+app.command()(serve)
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (configs/*.yaml).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings that win over the file: section.key=value.")]

@@ -1,0 +1,107 @@
+"""The Serve application: three deployments from a configuration, for `citer serve`, `serve run` and Serve config files.
+
+serve run citer_ray.on_ray.serve_app:app config=configs/embedded.yaml router=runs/embedded/routers/round-2
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
+
+from citer_ray.config import CiterConfig
+from citer_ray.config_loading import load_config
+from citer_ray.config_serve import DeploymentConfig
+from citer_ray.errors import ConfigError
+from citer_ray.on_ray.serve_ingress import RoutingIngress
+from citer_ray.on_ray.serve_models import LlmReplica, SlmReplica
+from citer_ray.on_ray.serve_routers import router_source
+from citer_ray.on_ray.serve_routing import ROUTER_CLASS
+from citer_ray.preparation import engine_spec, prepare
+
+APP_NAME = "citer"
+
+
+class AppArguments(BaseModel):
+    """Arguments of `app`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: str
+    router: str | None = None
+    overrides: list[str] = []
+
+
+def app(arguments: AppArguments) -> Application:
+    """The application that a configuration file describes; `serve run` and Serve config files call it."""
+    overrides = list(arguments.overrides)
+    if arguments.router is not None:
+        overrides.append(f"serve.router={arguments.router}")
+    return build_application(load_config(arguments.config, overrides))
+
+
+def build_application(config: CiterConfig) -> Application:
+    """The deployments, bound together.
+
+    Raises:
+        ConfigError, PairError, DataError: the pair or a router cannot be used; found before any model loads.
+    """
+    prepared = prepare(config)
+    spec = engine_spec(prepared)
+    source = router_source(config, spec.slm_fingerprint)
+    routers = source.load()
+    serving, kind = config.serve, config.engine.kind
+    if kind == "vllm" and serving.canary_router is not None:
+        raise ConfigError("a vLLM engine runs one router: serve.canary_router needs engine.kind: transformers")
+    llm = serve.deployment(LlmReplica).options(name="LLM", **_options(serving.llm, config, sticky=True)).bind(spec)
+    fixed = routers.current.ref if kind == "vllm" and routers.current else None
+    slm = serve.deployment(SlmReplica).options(name="SLM", **_options(serving.slm, config, sticky=True))
+    ingress = serve.deployment(serve.ingress()(RoutingIngress))
+    options = _options(serving.ingress, config, sticky=False)
+    backpressure = BackpressureConfig(status_code=serving.overload_status, retry_after_s=serving.retry_after_s)
+    return ingress.options(
+        name="RoutingIngress",
+        max_queued_requests=serving.max_queued,
+        backpressure_config=backpressure,
+        user_config={},
+        **options,
+    ).bind(spec, slm.bind(spec, llm, fixed), llm, source)
+
+
+def _options(deployment: DeploymentConfig, config: CiterConfig, *, sticky: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "max_ongoing_requests": deployment.max_ongoing,
+        "graceful_shutdown_timeout_s": config.serve.drain_s,
+        "graceful_shutdown_wait_loop_s": min(1.0, config.serve.drain_s),
+        "health_check_period_s": deployment.health_check_period_s,
+        "health_check_timeout_s": deployment.health_check_timeout_s,
+    } | _resources(deployment)
+    if sticky:
+        options["request_router_config"] = RequestRouterConfig(request_router_class=ROUTER_CLASS)
+    if deployment.min_replicas == deployment.max_replicas:
+        return options | {"num_replicas": deployment.max_replicas}
+    return options | {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=deployment.min_replicas,
+            max_replicas=deployment.max_replicas,
+            initial_replicas=deployment.initial_replicas,
+            target_ongoing_requests=deployment.target_ongoing,
+            upscale_delay_s=deployment.upscale_delay_s,
+            downscale_delay_s=deployment.downscale_delay_s,
+            metrics_interval_s=min(2.0, max(0.1, deployment.upscale_delay_s / 2)),
+            look_back_period_s=max(1.0, min(10.0, deployment.upscale_delay_s)),
+        )
+    }
+
+
+def _resources(deployment: DeploymentConfig) -> dict[str, Any]:
+    """CPUs and GPUs of a replica; several GPUs become a placement group, as tensor-parallel workers need one each."""
+    if deployment.num_gpus <= 1:
+        return {"ray_actor_options": {"num_cpus": deployment.num_cpus, "num_gpus": deployment.num_gpus}}
+    gpus = round(deployment.num_gpus)
+    if gpus != deployment.num_gpus:
+        raise ConfigError(f"num_gpus {deployment.num_gpus} of a replica must be a fraction up to 1, or a whole number")
+    return {"ray_actor_options": {"num_cpus": deployment.num_cpus, "num_gpus": deployment.num_gpus}}
