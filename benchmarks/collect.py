@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.harness import Comparison, run_in_turn
+from benchmarks.harness import Comparison, Options, run_in_turn
 from benchmarks.pairs import SEED, BenchmarkPair, embedded_pair, random_pair
 from benchmarks.token_loop import LoopScores, roll_out_alone, score_token_by_token
-from citer_ray.decoding import Request, decode_many
+from citer_ray.decoding import Request, Trace, decode_many
 from citer_ray.engine import TokenSequence
 from citer_ray.label_rows import LabelRow
 from citer_ray.labels import Case
@@ -47,21 +47,15 @@ RANDOM = Plan(8, 1, 4, score_target=8, rollout_target=4)
 SHORT = Plan(3, 1, 2, score_target=None, rollout_target=None)
 
 
-def run(
-    *, pairs: Sequence[str] = ("embedded", "random"), short: bool = False, repeats: int = 3
-) -> Iterator[Comparison]:
-    """Measure the named pairs; each comparison comes as soon as it is done.
-
-    Args:
-        pairs: `embedded`, `random`, or both.
-        short: a minute's worth of work at most, with a small random pair, and no verdict.
-        repeats: turns of each comparison.
-    """
-    for name in pairs:
-        plan = SHORT if short else {"embedded": EMBEDDED, "random": RANDOM}[name]
-        pair = _pair(name, plan.examples, short)
-        yield measure_scoring(pair, plan, repeats)
-        yield measure_rollouts(pair, plan, repeats)
+def run(options: Options) -> Iterator[Comparison]:
+    """Measure the pairs that are asked for; each comparison comes as soon as it is done."""
+    for name in options.pairs:
+        plan = SHORT if options.short else {"embedded": EMBEDDED, "random": RANDOM}[name]
+        pair = _pair(name, plan.examples, options.short)
+        if options.wants("scoring"):
+            yield measure_scoring(pair, plan, options.repeats)
+        if options.wants("rollouts"):
+            yield measure_rollouts(pair, plan, options.repeats)
 
 
 def _pair(name: str, examples: int, short: bool) -> BenchmarkPair:
@@ -110,17 +104,22 @@ def measure_rollouts(pair: BenchmarkPair, plan: Plan, repeats: int) -> Compariso
     limit, eos = pair.collect.max_new_tokens, sorted(pair.eos_token_ids)
     alone: list[list[int]] = []
 
+    async def decide() -> list[LabelRow]:
+        return await pair.labeller().decide(await pair.engine(pair.slm), None, rows, examples)
+
+    async def decode_chosen() -> list[Trace]:
+        requests = [Request(state, AlwaysSlm(), limit) for state in chosen]
+        return await decode_many(await pair.engine(pair.slm), None, requests, in_flight=len(requests))
+
     def ours() -> int:
-        decided = asyncio.run(pair.labeller().decide(pair.engine(pair.slm), None, rows, examples))
-        return sum(row.rollout_tokens for row in decided)
+        return sum(row.rollout_tokens for row in asyncio.run(decide()))
 
     def reference() -> int:
         alone[:] = [roll_out_alone(pair.slm, state, limit, eos) for state in chosen]
         return sum(map(len, alone))
 
     # `decide` keeps no tokens, so the comparison decodes the chosen states once more; this also warms up.
-    requests = [Request(state, AlwaysSlm(), limit) for state in chosen]
-    traces = asyncio.run(decode_many(pair.engine(pair.slm), None, requests, in_flight=len(requests)))
+    traces = asyncio.run(decode_chosen())
     runs = run_in_turn(ours, reference, repeats)
     return Comparison(
         f"{pair.name}: rollouts",
@@ -141,8 +140,8 @@ def _scored_rows(pair: BenchmarkPair) -> list[LabelRow]:
 
     async def score() -> list[LabelRow]:
         labeller = pair.labeller()
-        rows = await labeller.score_slm(pair.engine(pair.slm), pair.examples, chunk=0)
-        return await labeller.score_llm(pair.engine(pair.llm), rows)
+        rows = await labeller.score_slm(await pair.engine(pair.slm, "score"), pair.examples, chunk=0)
+        return await labeller.score_llm(await pair.engine(pair.llm, "score"), rows)
 
     return asyncio.run(score())
 

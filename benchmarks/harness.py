@@ -1,7 +1,8 @@
 """Timing two ways of the same work side by side, and saying what came out.
 
 Ours and the reference take turns, so that another load of the machine meets both alike; the verdict is on the median
-of the turns' ratios. `collect.py` feeds it; `__main__` prints the table and writes the JSON.
+of the turns' ratios. A suite (`collect.py`, `vllm.py`, ...) yields results; `__main__` prints the table and writes the
+JSON.
 """
 
 from __future__ import annotations
@@ -11,13 +12,56 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
 from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks of a suite.
+
+    Attributes:
+        short: little work and no verdict.
+        repeats: turns of each comparison.
+        pairs: pairs to measure, for suites that know several.
+        parts: only results whose name contains one of these; all if empty.
+    """
+
+    short: bool = False
+    repeats: int = 3
+    pairs: tuple[str, ...] = ("embedded", "random")
+    parts: tuple[str, ...] = ()
+
+    def wants(self, part: str) -> bool:
+        """Whether a part of a suite was asked for."""
+        return not self.parts or any(one in part for one in self.parts)
+
+
+class Result(Protocol):
+    """One line of the table."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ratio(self) -> float: ...
+
+    @property
+    def verdict(self) -> str: ...
+
+    def cells(self) -> tuple[str, ...]:
+        """The line's cells, in the order of `results_table`."""
+        ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+Suite = Callable[[Options], Iterator[Result]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +112,20 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """`reached`, `missed`, or `not judged`."""
-        if self.target is None:
-            return "not judged"
-        return "reached" if self.ratio >= self.target else "missed"
+        return _verdict(self.ratio, self.target, at_most=False)
+
+    def cells(self) -> tuple[str, ...]:
+        """See `Result`."""
+        return (
+            self.name,
+            f"{_median_rate(self.ours):,.0f}",
+            f"{_median_rate(self.reference):,.1f}",
+            f"{self.ratio:.1f}x",
+            f"{self.cpu_ratio:.1f}x",
+            "" if self.target is None else f"{self.target:g}x",
+            self.verdict,
+            "{}/{}".format(*self.agreement),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for the record."""
@@ -84,6 +139,72 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True)
+class Quotient:
+    """Two measured numbers that are not tokens of equal work: times, or a rate and its ideal.
+
+    Attributes:
+        name: what was measured.
+        ours: this project's number.
+        reference: what it is divided by; None where there is nothing to compare with.
+        unit: of both.
+        target: what the quotient must reach; None if it is not judged.
+        at_most: the target is a limit instead.
+        note: stands where the agreement stands in comparisons: a reason, for example.
+        settings: what else a reader needs to know.
+    """
+
+    name: str
+    ours: float | None
+    reference: float | None
+    unit: str
+    target: float | None = None
+    at_most: bool = False
+    note: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the reference's; NaN if either is missing."""
+        if self.ours is None or not self.reference:
+            return float("nan")
+        return self.ours / self.reference
+
+    @property
+    def verdict(self) -> str:
+        """`reached`, `missed`, or `not judged`."""
+        return _verdict(self.ratio, self.target, self.at_most)
+
+    def cells(self) -> tuple[str, ...]:
+        """See `Result`."""
+        sign = "at most " if self.at_most else ""
+        return (
+            self.name,
+            _number(self.ours, self.unit),
+            _number(self.reference, self.unit),
+            "" if self.ratio != self.ratio else f"{self.ratio:.2f}",
+            "",
+            "" if self.target is None else f"{sign}{self.target:g}",
+            self.verdict,
+            self.note,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for the record."""
+        ratio = None if self.ratio != self.ratio else self.ratio
+        return {**asdict(self), "ratio": ratio, "verdict": self.verdict}
+
+
+def _verdict(ratio: float, target: float | None, at_most: bool) -> str:
+    if target is None or ratio != ratio:
+        return "not judged"
+    return "reached" if (ratio <= target if at_most else ratio >= target) else "missed"
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:,.4g} {unit}"
+
+
 def run_in_turn(
     ours: Callable[[], int], reference: Callable[[], int], repeats: int
 ) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
@@ -92,24 +213,15 @@ def run_in_turn(
     return tuple(run for run, _ in pairs), tuple(run for _, run in pairs)
 
 
-def results_table(comparisons: Sequence[Comparison]) -> Table:
-    """The table of all comparisons."""
+def results_table(results: Sequence[Result]) -> Table:
+    """The table of all results; where no unit is given, rates are tokens per second."""
     table = Table("benchmark", title=f"tokens per second, {torch.get_num_threads()} torch thread(s)")
     for column in ("ours", "reference", "ratio", "by CPU time", "target"):
         table.add_column(column, justify="right")
     table.add_column("verdict")
     table.add_column("same results", justify="right")
-    for one in comparisons:
-        table.add_row(
-            one.name,
-            f"{_median_rate(one.ours):,.0f}",
-            f"{_median_rate(one.reference):,.1f}",
-            f"{one.ratio:.1f}x",
-            f"{one.cpu_ratio:.1f}x",
-            "" if one.target is None else f"{one.target:g}x",
-            one.verdict,
-            "{}/{}".format(*one.agreement),
-        )
+    for one in results:
+        table.add_row(*one.cells())
     return table
 
 

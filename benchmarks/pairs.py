@@ -15,6 +15,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from citer_ray.config import CollectConfig, ModelConfig
+from citer_ray.engine import Engine
+from citer_ray.engines.build import Purpose
 from citer_ray.engines.hf import TransformersEngine
 from citer_ray.examples import Example, load_examples
 from citer_ray.labelling import Labeller
@@ -64,8 +66,8 @@ class BenchmarkPair:
         """Tokens that both models can hold."""
         return min(context_length(model.config) for model in (self.slm, self.llm))
 
-    def engine(self, model: PreTrainedModel) -> TransformersEngine:
-        """A new engine with the defaults of the configuration. It knows no prefix from an earlier run."""
+    async def engine(self, model: PreTrainedModel, purpose: Purpose = "decode") -> Engine:
+        """An engine with the defaults of the configuration. It knows no prefix from an earlier run."""
         return TransformersEngine(
             model,
             shared_vocab_size=self.vocab_size,
@@ -112,8 +114,8 @@ def random_pair(
     examples: int,
     *,
     layers: tuple[int, int] = (24, 30),
-    hidden_size: int = 576,
-    feed_forward: int = 1536,
+    hidden_size: int | tuple[int, int] = 576,
+    feed_forward: int | tuple[int, int] = 1536,
     vocab_size: int = 49152,
     max_new_tokens: int = 48,
     both_wrong_share: float = 0.1,
@@ -123,17 +125,18 @@ def random_pair(
     Args:
         examples: how many.
         layers: of the SLM and the LLM.
-        hidden_size: a multiple of 64, of both.
-        feed_forward: of both.
+        hidden_size: a multiple of 64, of both or of each.
+        feed_forward: likewise.
         vocab_size: of both.
         max_new_tokens: length of every rollout, since random weights do not stop; about half a reference.
         both_wrong_share: random models are wrong nearly everywhere; this many positions are taken as both wrong.
     """
+    widths, forwards = (value if isinstance(value, tuple) else (value, value) for value in (hidden_size, feed_forward))
     slm, llm = (
-        _random_llama(SEED + index, count, hidden_size, feed_forward, vocab_size) for index, count in enumerate(layers)
+        _random_llama(SEED + index, layers[index], widths[index], forwards[index], vocab_size) for index in (0, 1)
     )
     return BenchmarkPair(
-        name=f"random {layers[1]}x{hidden_size}",
+        name=f"random {layers[1]}x{widths[1]}",
         slm=slm,
         llm=llm,
         tokenizer=NumberTokenizer(),

@@ -74,6 +74,11 @@ class VllmConfig(Section):
         None, gt=0, description="KV cache in GiB; null takes what vLLM finds on a GPU, and 2 GiB on a CPU."
     )
     enforce_eager: bool = Field(False, description="No compilation and no CUDA graphs: starts faster, runs slower.")
+    visit_hold: float = Field(
+        0.0,
+        ge=0,
+        description="Delayed batching of the LLM's visits: how long one waits for others, in passes; 0 starts at once.",
+    )
 
 
 class EngineConfig(Section):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from citer_ray.config import CiterConfig
-from citer_ray.engines.build import EngineSpec
+from citer_ray.engines.build import EngineSpec, check_engines
 from citer_ray.errors import ConfigError, DataError, PairError
 from citer_ray.examples import Example, LoadedExamples, QuarantinedRow, load_examples, split_examples
 from citer_ray.file_replacement import replacing
@@ -179,8 +179,12 @@ def examples_from_json(text: str) -> list[Example]:
 
 
 def engine_spec(prepared: Prepared) -> EngineSpec:
-    """What workers need to build the pair's engines."""
-    return EngineSpec(
+    """What workers need to build the pair's engines.
+
+    Raises:
+        ConfigError, PairError: the configured engine cannot run this pair.
+    """
+    spec = EngineSpec(
         config=prepared.config,
         shared_vocab_size=prepared.info.shared_vocab_size,
         eos_token_ids=prepared.eos_token_ids,
@@ -188,3 +192,5 @@ def engine_spec(prepared: Prepared) -> EngineSpec:
         handoff_token_id=prepared.info.handoff_token_id,
         slm_fingerprint=prepared.fingerprint.slm,
     )
+    check_engines(spec)
+    return spec

@@ -7,18 +7,31 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from citer_ray.config import CiterConfig, ModelConfig, Replicas
+from citer_ray.config import CiterConfig, ModelConfig, Replicas, VllmConfig
 from citer_ray.engine import Engine
 from citer_ray.engines.hf import TransformersEngine
-from citer_ray.engines.scorers import RouterScorer, Scorer
-from citer_ray.pair.models import load_model, resolve_device, resolve_path
+from citer_ray.engines.vllm_placement import (
+    Placement,
+    claim_cores,
+    place_on_gpus,
+    split_evenly,
+    usable_cores,
+    visible_gpus,
+)
+from citer_ray.errors import PairError
+from citer_ray.model_shape import DecoderShape
+from citer_ray.pair.models import load_hf_config, load_model, resolve_device, resolve_path
 from citer_ray.router_artifact import load_router
+
+if TYPE_CHECKING:
+    from citer_ray.engines.vllm_engine import VLLMEngine
+    from citer_ray.engines.vllm_launch import Speculation, VLLMOptions
 
 Role = Literal["slm", "llm"]
 Purpose = Literal["decode", "score"]
@@ -26,6 +39,7 @@ Purpose = Literal["decode", "score"]
 # Visits of many responses trickle in; two passes of the SLM gather twice as many (measured: 1.2x throughput).
 _LLM_DELAY = 2
 _CPU_KV_CACHE_GIB = 2.0
+_SLM_CORES = 0.25  # part of a worker's cores: the LLM has more to compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,35 @@ class EngineSpec:
         return self.config.pair.slm if role == "slm" else self.config.pair.llm
 
 
+def check_engines(spec: EngineSpec) -> None:
+    """Refuse what vLLM could not run, before any process starts or any weights load. Other engines need no check.
+
+    Raises:
+        ConfigError: vLLM or its plugin is missing, or a setting does not fit a model.
+        PairError: no handoff token, a vocabulary that a model does not cover, or an SLM without a routed version.
+    """
+    if spec.config.engine.kind != "vllm":
+        return
+    from citer_ray.engines.vllm_launch import check, routed_names
+    from citer_ray.engines.vllm_settings import ModelSettings
+
+    if spec.handoff_token_id is None:
+        raise PairError(
+            "the pair has no handoff token, which routing in vLLM needs; set pair.handoff_token to a token that no "
+            "prompt or response contains"
+        )
+    settings = ModelSettings(spec.shared_vocab_size, tuple(_masked(spec)), spec.handoff_token_id)
+    roles: tuple[Role, ...] = ("slm", "llm")
+    for role in roles:
+        architecture = check(resolve_path(spec.model(role)), settings, _vllm_options(role, spec, Placement()), None)
+        if role == "slm" and architecture is None:
+            raise PairError(
+                f"{spec.model(role).path} has no routed version, so it cannot be the SLM in vLLM; take one of "
+                f"{routed_names()}, add a line to citer_ray/engines/vllm_architectures.py, or set engine.kind: "
+                "transformers"
+            )
+
+
 def build_engine(
     role: Role,
     spec: EngineSpec,
@@ -60,6 +103,7 @@ def build_engine(
     router: Path | None = None,
     purpose: Purpose = "decode",
     executor: Executor | None = None,
+    worker: Replicas | None = None,
 ) -> Engine:
     """Load one model of the pair behind the configured engine.
 
@@ -69,57 +113,124 @@ def build_engine(
         router: folder of the router that the SLM shall score with, under the name `router`.
         purpose: `score` may leave out what decoding needs.
         executor: where forward passes of the transformers engine run; see there.
+        worker: CPUs and GPUs of the process that builds it, where other workers run beside it. A vLLM engine binds
+            itself to its part of them.
 
     Raises:
         PairError: the model cannot be loaded, or the router belongs to another one.
         ConfigError: the engine's kind is not available.
     """
     if spec.config.engine.kind == "vllm":
-        return _vllm_engine(role, spec, router, purpose)
-    scorers: dict[str, Scorer] = {}
-    if router is not None:
-        loaded, _ = load_router(router, slm_fingerprint=spec.slm_fingerprint)
-        scorers["router"] = RouterScorer(loaded)
-    return TransformersEngine(
+        placements = _placements([role], spec, worker)
+        return _vllm_engine(role, spec, router, purpose, placements[0])
+    engine = TransformersEngine(
         load_model(spec.model(role)),
         shared_vocab_size=spec.shared_vocab_size,
         eos_token_ids=spec.eos_token_ids,
         max_model_len=spec.max_model_len,
-        scorers=scorers,
         masked_ids=_masked(spec),
         max_rows=spec.config.engine.max_rows,
         max_pass_tokens=spec.config.engine.max_pass_tokens,
         executor=executor,
         delay=_LLM_DELAY if role == "llm" else 0,
     )
+    if router is not None:
+        loaded, _ = load_router(router, slm_fingerprint=spec.slm_fingerprint)
+        engine.set_scorer("router", engine.router_scorer(loaded))
+    return engine
 
 
-def _vllm_engine(role: Role, spec: EngineSpec, router: Path | None, purpose: Purpose) -> Engine:
+def build_pair(
+    spec: EngineSpec, *, router: Path | None = None, executor: Executor | None = None, worker: Replicas | None = None
+) -> tuple[Engine, Engine]:
+    """Both models in one process, each on its own part of the process's cores or GPUs; see `build_engine`."""
+    if spec.config.engine.kind == "vllm":
+        slm, llm = _placements(["slm", "llm"], spec, worker)
+        return _vllm_engine("slm", spec, router, "decode", slm), _vllm_engine("llm", spec, None, "decode", llm)
+    slm_engine = build_engine("slm", spec, router=router, executor=executor)
+    return slm_engine, build_engine("llm", spec, executor=executor)
+
+
+def build_speculating_llm(
+    spec: EngineSpec, speculation: Speculation | None, worker: Replicas | None = None
+) -> VLLMEngine:
+    """The LLM on vLLM with speculative decoding (None: without), whatever engine is configured.
+
+    `vllm_speculative.measure_speculation` compares what comes out.
+
+    Raises:
+        ConfigError: vLLM is not installed, or refuses the method on this machine.
+    """
+    (placement,) = _placements(["llm"], spec, worker)
+    return _vllm_engine("llm", spec, None, "decode", placement, speculation)
+
+
+def _placements(roles: list[Role], spec: EngineSpec, worker: Replicas | None) -> list[Placement]:
+    """Where the vLLM engines of one worker run, in the order of `roles`."""
+    if all(resolve_device(spec.model(role)).type == "cpu" for role in roles):
+        if worker is None and len(roles) == 1:
+            return [Placement()]
+        cores = claim_cores(max(len(roles), math.floor(worker.num_cpus) if worker else len(usable_cores())))
+        if len(roles) == 1 or len(cores) < 2:
+            return [Placement(cores=cores) for _ in roles]
+        return [Placement(cores=part) for part in split_evenly(cores, _SLM_CORES)]
+    sizes = [_vllm_settings(role, spec).tensor_parallel_size for role in roles]
+    weights = [_weight_bytes(spec.model(role)) for role in roles]
+    gpus = visible_gpus(torch.cuda.device_count())
+    return place_on_gpus(gpus, sizes, weights, worker.num_gpus if worker else 0.0)
+
+
+def _weight_bytes(model: ModelConfig) -> float:
+    shape = DecoderShape.from_config(load_hf_config(model))
+    return shape.total_params * (4.0 if model.dtype == "float32" else 2.0)
+
+
+def _vllm_settings(role: Role, spec: EngineSpec) -> VllmConfig:
+    return spec.config.engine.slm if role == "slm" else spec.config.engine.llm
+
+
+def _vllm_engine(
+    role: Role,
+    spec: EngineSpec,
+    router: Path | None,
+    purpose: Purpose,
+    placement: Placement,
+    speculation: Speculation | None = None,
+) -> VLLMEngine:
     from citer_ray.engines.vllm_engine import VLLMEngine  # vLLM is an extra, and slow to import
+
+    return VLLMEngine(
+        resolve_path(spec.model(role)),
+        shared_vocab_size=spec.shared_vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        handoff_token_id=spec.handoff_token_id,
+        router=router,
+        slm_fingerprint=spec.slm_fingerprint,
+        masked_ids=_masked(spec),
+        purpose=purpose,
+        needs_hidden_states=role == "slm",
+        options=replace(_vllm_options(role, spec, placement), speculation=speculation),
+    )
+
+
+def _vllm_options(role: Role, spec: EngineSpec, placement: Placement) -> VLLMOptions:
     from citer_ray.engines.vllm_launch import VLLMOptions
 
-    model, settings = spec.model(role), spec.config.engine.slm if role == "slm" else spec.config.engine.llm
+    model, settings = spec.model(role), _vllm_settings(role, spec)
     on_cpu = resolve_device(model).type == "cpu"
-    options = VLLMOptions(
+    return VLLMOptions(
         dtype="float32" if model.dtype == "auto" and on_cpu else model.dtype,
         max_model_len=model.max_model_len,
         max_num_seqs=spec.config.engine.max_rows,
         kv_cache_gib=settings.kv_cache_gib or (_CPU_KV_CACHE_GIB if on_cpu else None),
         tensor_parallel_size=settings.tensor_parallel_size,
         enforce_eager=settings.enforce_eager,
+        visit_hold=settings.visit_hold,
+        cores=placement.cores,
+        devices=placement.devices,
+        gpu_memory=placement.gpu_memory,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
-    )
-    return VLLMEngine(
-        resolve_path(model),
-        shared_vocab_size=spec.shared_vocab_size,
-        eos_token_ids=spec.eos_token_ids,
-        handoff_token_id=spec.handoff_token_id if router is not None else None,
-        router=router,
-        slm_fingerprint=spec.slm_fingerprint,
-        masked_ids=_masked(spec),
-        purpose=purpose,
-        options=options,
     )
 
 

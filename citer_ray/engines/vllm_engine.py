@@ -17,6 +17,7 @@ import numpy as np
 
 from citer_ray.engine import Sampling, Scores, Session, TokenSequence
 from citer_ray.engines.scorers import random_seed, response_key
+from citer_ray.engines.visit_gate import VisitGate
 from citer_ray.engines.vllm_errors import translated_errors
 from citer_ray.engines.vllm_launch import VLLMOptions, check, launch_decoder, launch_scorer
 from citer_ray.engines.vllm_loop import EngineLoop
@@ -50,6 +51,7 @@ class VLLMEngine:
         masked_ids: further ids that are never written.
         purpose: `decode` opens sessions and scores; hidden states need a second copy of the weights, which is
             loaded when they are first asked for. `score` loads that copy only and opens no sessions.
+        needs_hidden_states: with `score`, False also takes a model that has no routed version.
         options: how vLLM runs.
 
     Raises:
@@ -67,6 +69,7 @@ class VLLMEngine:
         slm_fingerprint: str | None = None,
         masked_ids: Sequence[int] = (),
         purpose: Literal["decode", "score"] = "decode",
+        needs_hidden_states: bool = True,
         options: VLLMOptions | None = None,
     ) -> None:
         self._options = options = options or VLLMOptions()
@@ -86,7 +89,7 @@ class VLLMEngine:
         self.watch = EngineWatch()
         self._decoder: AsyncLLM | None = None
         self._scorer: AsyncLLM | None = None
-        if purpose == "decode":
+        if purpose == "decode" or (self._architecture is None and not needs_hidden_states):
             self._decoder = launch_decoder(model, self._settings, options, self._architecture, self.watch.factory)
         else:
             self._scorer = self._launch_scorer()
@@ -103,6 +106,7 @@ class VLLMEngine:
         self._request_ids = itertools.count()
         # Sessions that have a request, least recently used first, with the KV blocks reserved for each.
         self._sessions: dict[VLLMSession, int] = {}
+        self.gate = VisitGate(options.visit_hold, lambda: len(self._sessions))
         self.closed = False
 
     @property
@@ -128,7 +132,10 @@ class VLLMEngine:
         if len(prompt_ids) == 0:
             raise ValueError("the prompt is empty; give at least one token id (a BOS token, for example)")
         if len(prompt_ids) > self._max_model_len:
-            raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}")
+            raise ValueError(
+                f"the prompt has {len(prompt_ids)} tokens, the engine takes {self._max_model_len}; shorten it, or "
+                "raise max_model_len if the model allows"
+            )
         found = None if scorer is None else self._find_scorer(scorer, prompt_ids)
         if not 0 <= threshold < float("inf"):
             raise ValueError(f"threshold must be a number in [0, inf), got {threshold}")
@@ -149,6 +156,11 @@ class VLLMEngine:
             for client in (self._decoder, self._scorer):
                 if client is not None:
                     await asyncio.get_running_loop().run_in_executor(None, client.shutdown)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget the contexts of the past; sessions that hold a request keep theirs."""
+        if self._decoder is not None:
+            await self.loop.call(self._decoder.reset_prefix_cache())
 
     # -- checks ----------------------------------------------------------------------------------------------
 
@@ -257,6 +269,7 @@ class VLLMEngine:
     def forget(self, session: VLLMSession) -> None:
         """A session was closed."""
         self._sessions.pop(session, None)
+        self.gate.look()
 
     async def _trim(self) -> None:
         # vLLM preempts requests that run, but never one that waits for its next turn: without this, idle
@@ -300,7 +313,10 @@ class VLLMEngine:
 
     def _launch_scorer(self) -> AsyncLLM:
         if self._architecture is None:
-            raise PairError(f"{self._model} has no routed version, so vLLM cannot give its hidden states")
+            raise PairError(
+                f"{self._model} has no routed version, so vLLM cannot give its hidden states; add a line to "
+                "citer_ray/engines/vllm_architectures.py, or set engine.kind: transformers"
+            )
         return launch_scorer(self._model, self._settings, self._options, self._architecture)
 
 

@@ -47,6 +47,11 @@ class HandoffLogitsProcessor(LogitsProcessor):
                 f"{THRESHOLD_KEY} and allowed_token_ids cannot be combined: the handoff token is not allowed",
                 parameter="allowed_token_ids",
             )
+        if sampling_params.min_tokens > 0:
+            raise VLLMValidationError(
+                f"{THRESHOLD_KEY} and min_tokens cannot be combined: vLLM would forbid the handoff, a stop token",
+                parameter="min_tokens",
+            )
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._settings = ModelSettings.from_config(vllm_config.model_config.hf_config)

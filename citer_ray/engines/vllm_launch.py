@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from citer_ray.engines.vllm_architectures import ARCHITECTURES, ROUTED, SCORED
+from citer_ray.engines.vllm_placement import split_evenly, usable_cores
 from citer_ray.engines.vllm_settings import CONFIG_KEY, ModelSettings
 from citer_ray.errors import ConfigError, PairError
 
@@ -65,8 +66,11 @@ class VLLMOptions:
         block_size: tokens of one KV block; None takes vLLM's default.
         tensor_parallel_size: devices that share each layer.
         enforce_eager: no compilation and no CUDA graphs: starts faster, runs slower.
+        visit_hold: passes for which visits wait for more visits at most (`visit_gate.py`); 0 starts each at once.
         prefix_caching: reuse the KV blocks of earlier contexts that begin alike.
-        cores: CPU cores of this engine (CPU only); None leaves the choice to vLLM. See `split_cores`.
+        cores: CPU cores of this engine (CPU only); None leaves the choice to vLLM. See `vllm_placement.py`.
+        devices: GPUs of this engine, by the names of `CUDA_VISIBLE_DEVICES`; None takes what the process sees.
+        gpu_memory: part of each GPU's memory; None takes vLLM's default.
         speculation: how the LLM speculates, or None.
         revision: branch, tag or commit of a hub model.
         trust_remote_code: run code that the checkpoint brings.
@@ -80,8 +84,11 @@ class VLLMOptions:
     block_size: int | None = None
     tensor_parallel_size: int = 1
     enforce_eager: bool = False
+    visit_hold: float = 0.0
     prefix_caching: bool = True
     cores: tuple[int, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    gpu_memory: float | None = None
     speculation: Speculation | None = None
     revision: str | None = None
     trust_remote_code: bool = False
@@ -97,11 +104,10 @@ def split_cores(slm_share: float = 0.5) -> tuple[tuple[int, ...], tuple[int, ...
     Raises:
         ConfigError: this process may use a single core only.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = usable_cores()
     if len(cores) < 2:
         raise ConfigError("two vLLM engines on a CPU need two cores or more; run them on machines of their own")
-    count = min(max(round(len(cores) * slm_share), 1), len(cores) - 1)
-    return tuple(cores[:count]), tuple(cores[count:])
+    return split_evenly(cores, slm_share)
 
 
 def check(model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerprint: str | None) -> str | None:
@@ -135,7 +141,13 @@ def check(model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerp
     if settings.router is not None:
         from citer_ray.router_artifact import load_router
 
-        load_router(settings.router, slm_fingerprint=slm_fingerprint, hidden_size=int(text.hidden_size))
+        _, metadata = load_router(settings.router, slm_fingerprint=slm_fingerprint, hidden_size=int(text.hidden_size))
+        features = getattr(metadata.architecture, "features", ("hidden",))
+        if tuple(features) != ("hidden",):
+            raise PairError(
+                f"the router {settings.router} reads {', '.join(features)}, and vLLM gives it the hidden state alone; "
+                "fit one with router.features: [hidden], or set engine.kind: transformers"
+            )
     speculation = options.speculation
     if speculation is not None and settings.router is not None:
         raise ConfigError("vLLM cannot route and speculate in one engine; leave out the router or the speculation")
@@ -147,12 +159,16 @@ def check(model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerp
     if speculation is not None:
         raise PairError(f"{architecture} is not in citer_ray/engines/vllm_architectures.py; speculation needs it")
     if settings.router is not None:
-        known = ", ".join(sorted(ARCHITECTURES))
         raise PairError(
             f"{architecture} has no routed version, so {model} cannot be the SLM in vLLM; take one of "
-            f"{known}, or add a line to citer_ray/engines/vllm_architectures.py"
+            f"{routed_names()}, or add a line to citer_ray/engines/vllm_architectures.py"
         )
     return None
+
+
+def routed_names() -> str:
+    """The architectures that can be the SLM, for messages."""
+    return ", ".join(sorted(ARCHITECTURES))
 
 
 def _check_installed() -> None:
@@ -225,6 +241,7 @@ def _arguments(model: str, settings: ModelSettings, options: VLLMOptions, name: 
         "enable_prefix_caching": options.prefix_caching,
         "max_model_len": options.max_model_len,
         "block_size": options.block_size,
+        "gpu_memory_utilization": options.gpu_memory,
     }
     if options.kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
@@ -273,6 +290,8 @@ def _environment(options: VLLMOptions) -> Iterator[None]:
     }
     if options.cores is not None:
         wanted |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, options.cores)), "KMP_BLOCKTIME": "0"}
+    if options.devices is not None:
+        wanted["CUDA_VISIBLE_DEVICES"] = ",".join(options.devices)
     if options.enforce_eager:
         # vLLM compiles a helper of its log-probabilities even so, at the first token that asks for one.
         wanted["TORCH_COMPILE_DISABLE"] = "1"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.engine.protocol import StreamingInput
 
+    from citer_ray.engines.visit_gate import VisitGate
     from citer_ray.engines.vllm_loop import EngineLoop
     from citer_ray.engines.vllm_scorers import TurnScorer
 
@@ -132,6 +133,7 @@ class SessionHost(Protocol):
     handoff_token_id: int | None
     keeps_requests: bool
     closed: bool
+    gate: VisitGate
 
     def check_turn(self, total: int, max_tokens: int) -> None: ...
 
@@ -228,7 +230,8 @@ class VLLMSession:
         if self.stream is None:
             self.stream = self._host.start_stream()
         params = self._host.turn_params(self, len(context), max_tokens)
-        record = await self.stream.turn(context[self._num_sent :], params)
+        async with self._host.gate.turn(max_tokens):
+            record = await self.stream.turn(context[self._num_sent :], params)
         turn = record.to_turn(self._host.handoff_token_id, self.scorer, len(context))
         kept = turn.token_ids if turn.finish is Finish.HANDOFF else turn.token_ids[:-1]
         self._ids = [*context, *kept]

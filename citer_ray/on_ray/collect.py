@@ -23,7 +23,7 @@ import ray.data
 
 from citer_ray.config import Replicas
 from citer_ray.engine import Engine
-from citer_ray.engines.build import EngineSpec, build_engine, limit_threads
+from citer_ray.engines.build import EngineSpec, build_engine, build_pair, limit_threads
 from citer_ray.errors import DataError
 from citer_ray.examples import Example, LoadedExamples, QuarantinedRow
 from citer_ray.label_rows import LabelRow, rows_to_table
@@ -33,7 +33,7 @@ from citer_ray.labelling import Labeller
 from citer_ray.labels import Case
 from citer_ray.on_ray.session import unwrapped_errors
 from citer_ray.pair.models import load_tokenizer
-from citer_ray.policy import AlwaysSlm, Policy, Threshold
+from citer_ray.policy import AlwaysLlm, AlwaysSlm, Policy, Threshold
 from citer_ray.preparation import Prepared, examples_from_json, examples_to_json, write_quarantine
 from citer_ray.progress import progress
 
@@ -80,8 +80,10 @@ class CollectPlan:
         """The engines that rollouts need."""
         if self.spec.config.collect.both_wrong == "slm":
             return None, None
-        slm = build_engine("slm", self.spec, router=self.router)
-        return slm, build_engine("llm", self.spec) if isinstance(self.policy, Threshold) else None
+        worker = self.spec.config.collect.rollouts
+        if isinstance(self.policy, Threshold | AlwaysLlm):
+            return build_pair(self.spec, router=self.router, worker=worker)
+        return build_engine("slm", self.spec, router=self.router, worker=worker), None
 
 
 class _Worker:
@@ -99,7 +101,7 @@ class SlmWorker(_Worker):
 
     def __init__(self, plan: CollectPlan) -> None:
         super().__init__(plan, plan.spec.config.collect.slm)
-        self._engine = build_engine("slm", plan.spec, purpose="score")
+        self._engine = build_engine("slm", plan.spec, purpose="score", worker=plan.spec.config.collect.slm)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         examples, chunk = examples_from_json(row["examples"]), int(row["chunk"])
@@ -126,7 +128,7 @@ class LlmWorker(_Worker):
 
     def __init__(self, plan: CollectPlan) -> None:
         super().__init__(plan, plan.spec.config.collect.llm)
-        self._engine = build_engine("llm", plan.spec, purpose="score")
+        self._engine = build_engine("llm", plan.spec, purpose="score", worker=plan.spec.config.collect.llm)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         if not row["rows"]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.harness import Comparison, Run
+from benchmarks.harness import Comparison, Quotient, Run
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _keep_torch_threads() -> Iterator[None]:
 
 def test_short_run_compares_equal_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "record" / "benchmarks.json"
-    assert main(["--short", "--output", str(output)]) == 0
+    assert main(["collect", "--short", "--output", str(output)]) == 0
     record = json.loads(output.read_text())
     names = [one["name"] for one in record["results"]]
     assert names == ["embedded: scoring", "embedded: rollouts", "random 2x64: scoring", "random 2x64: rollouts"]
@@ -52,3 +52,15 @@ def test_impossible_options_are_refused(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["--threads", "0"])
     assert "at least 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["colect"])
+    assert "no suite 'colect'" in capsys.readouterr().err
+
+
+def test_quotients_are_judged_from_either_side() -> None:
+    assert Quotient("factor", 1.1, 1.0, "s", target=1.15, at_most=True).verdict == "reached"
+    assert Quotient("factor", 1.2, 1.0, "s", target=1.15, at_most=True).verdict == "missed"
+    assert Quotient("part of the ideal", 0.9, 1.0, "", target=0.85).verdict == "reached"
+    refused = Quotient("speculation: ngram", None, None, "tokens/s", target=1.0, note="refused: no drafts here")
+    assert refused.verdict == "not judged" and refused.cells()[-1] == "refused: no drafts here"
+    assert refused.as_json()["ratio"] is None

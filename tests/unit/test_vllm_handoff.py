@@ -161,3 +161,9 @@ def test_a_whitelist_without_the_handoff_token_is_refused() -> None:
     both = SamplingParams(extra_args={THRESHOLD_KEY: 0.5}, allowed_token_ids=[1, 2])
     with pytest.raises(VLLMValidationError, match="allowed_token_ids"):
         HandoffLogitsProcessor.validate_params(both)
+
+
+def test_a_minimum_of_tokens_would_forbid_the_handoff() -> None:
+    both = SamplingParams(extra_args={THRESHOLD_KEY: 0.5}, min_tokens=3)
+    with pytest.raises(VLLMValidationError, match="min_tokens"):
+        HandoffLogitsProcessor.validate_params(both)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from citer_ray.engine import Finish, Sampling
+from citer_ray.engines.visit_gate import VisitGate
 from citer_ray.engines.vllm_loop import EngineLoop
 from citer_ray.engines.vllm_score_column import encode_scores
 from citer_ray.engines.vllm_scorers import ColumnScores
@@ -43,6 +44,7 @@ class Host:
         self.handoff_token_id = HANDOFF
         self.keeps_requests = True
         self.closed = False
+        self.gate = VisitGate(0, lambda: 0)
         self.turns = list(turns)
         self.sent: list[list[int]] = []
         self.positions: list[int] = []
