@@ -30,7 +30,7 @@ class DeploymentConfig(Section):
     downscale_delay_s: float = Field(60.0, ge=0, description="Seconds of less load before replicas go.")
     num_cpus: float = Field(1.0, ge=0, description="CPUs of one replica.")
     num_gpus: float = Field(
-        0.0, ge=0, description="GPUs of one replica; fractions share one. Above 1 they form a placement group."
+        0.0, ge=0, description="GPUs of one replica: a fraction shares one, a whole number is for tensor parallelism."
     )
     health_check_period_s: Seconds = Field(5.0, description="Seconds between health checks.")
     health_check_timeout_s: Seconds = Field(10.0, description="Seconds after which a check has failed.")

@@ -16,6 +16,7 @@ from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
 from citer_ray.config_serve import DeploymentConfig
 from citer_ray.errors import ConfigError
+from citer_ray.on_ray.serve_environment import REPLICA
 from citer_ray.on_ray.serve_ingress import RoutingIngress
 from citer_ray.on_ray.serve_models import LlmReplica, SlmReplica
 from citer_ray.on_ray.serve_routers import router_source
@@ -98,10 +99,9 @@ def _options(deployment: DeploymentConfig, config: CiterConfig, *, sticky: bool)
 
 
 def _resources(deployment: DeploymentConfig) -> dict[str, Any]:
-    """CPUs and GPUs of a replica; several GPUs become a placement group, as tensor-parallel workers need one each."""
-    if deployment.num_gpus <= 1:
-        return {"ray_actor_options": {"num_cpus": deployment.num_cpus, "num_gpus": deployment.num_gpus}}
-    gpus = round(deployment.num_gpus)
-    if gpus != deployment.num_gpus:
-        raise ConfigError(f"num_gpus {deployment.num_gpus} of a replica must be a fraction up to 1, or a whole number")
-    return {"ray_actor_options": {"num_cpus": deployment.num_cpus, "num_gpus": deployment.num_gpus}}
+    """What a replica reserves; a fraction of a GPU is shared, several are whole."""
+    gpus = deployment.num_gpus
+    if gpus > 1 and gpus != round(gpus):
+        raise ConfigError(f"num_gpus {gpus:g} of a replica must be a fraction up to 1, or a whole number")
+    options = {"num_cpus": deployment.num_cpus, "num_gpus": gpus, "runtime_env": {"env_vars": REPLICA}}
+    return {"ray_actor_options": options}

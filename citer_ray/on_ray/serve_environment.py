@@ -1,22 +1,20 @@
-"""Serve's faster settings; set before `ray.serve` is imported and before Ray starts, because it reads them then.
+"""Serve's faster settings: gRPC between replicas, and one event loop in a replica.
 
-gRPC between replicas: a caller that is cancelled or dies ends its calls, and a call is cheaper. One event loop in a
-replica instead of three threads: measured, a call takes about half as long; models run in threads of their own. On a
-cluster that somebody else started, set the same variables there.
+Over gRPC a caller that is cancelled or dies ends its calls, and a call is cheaper. With one event loop instead of
+three threads a call takes about half as long (measured); models run in threads of their own. Serve reads all of it
+from the environment when it is imported: `REPLICA` goes into the replicas' runtime environment, `use_fast_paths` is
+for the process that starts Ray, whose proxies inherit it.
 """
 
 from __future__ import annotations
 
 import os
 
-FAST_PATHS = {
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-}
+NODE = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
+REPLICA = NODE | {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 
 
 def use_fast_paths() -> None:
-    """Set what the environment leaves open."""
-    for name, value in FAST_PATHS.items():
+    """Set what the environment leaves open; before Ray starts, and before `ray.serve` is imported."""
+    for name, value in NODE.items():
         os.environ.setdefault(name, value)

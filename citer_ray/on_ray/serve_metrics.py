@@ -22,6 +22,7 @@ class IngressMetrics(Metrics):
     """Counts of one replica of the ingress."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._responses = Gauge("citer_responses_in_flight", "Responses in progress in the ingress.")
         self._requests = Counter("citer_requests", "Requests answered.", ("model", "router", "status"))
         self._seconds = Histogram("citer_request_seconds", "Seconds of a request.", _SECONDS, ("model",))
@@ -35,11 +36,10 @@ class IngressMetrics(Metrics):
         self._rebuilds = Counter("citer_session_rebuilds", "Sessions rebuilt on another replica.", ("role",))
         self._degraded = Counter("citer_degraded_responses", "Responses that went on without the LLM.", ("router",))
         self._cancelled = Counter("citer_cancelled_requests", "Requests whose client went away.", ("model",))
-        self._num_responses = 0
 
     def in_flight(self, change: int) -> None:
-        self._num_responses += change
-        self._responses.set(self._num_responses)
+        super().in_flight(change)
+        self._responses.set(self.num_responses)
 
     def request(self, model: str, router: str, status: int, seconds: float) -> None:
         self._requests.inc(1, {"model": model, "router": router, "status": str(status)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -142,8 +143,8 @@ class SlmReplica(_Model):
         self.metrics.sessions(self._slm.num_open)
 
     async def open_sessions(self) -> dict[str, int]:
-        """Sessions in use, for tests and for people who look."""
-        return {"jobs": self.jobs, "slm": self._slm.num_open, "llm": self._llm.num_open}
+        """What this process has in use, for tests and for people who look."""
+        return {"pid": os.getpid(), "jobs": self.jobs, "slm": self._slm.num_open, "llm": self._llm.num_open}
 
     async def _load(self, router: RouterRef) -> None:
         """Have the scorer of a router version; replicas take new routers in without a restart."""
@@ -215,8 +216,8 @@ class LlmReplica(_Model):
         self.metrics.sessions(len(self._sessions))
 
     async def open_sessions(self) -> dict[str, int]:
-        """Sessions in use, for tests and for people who look."""
-        return {"jobs": self.jobs, "llm": len(self._sessions), "kv": self._timed.num_open}
+        """What this process has in use, for tests and for people who look."""
+        return {"pid": os.getpid(), "jobs": self.jobs, "llm": len(self._sessions), "kv": self._timed.num_open}
 
     def _sweep(self) -> None:
         if self._sweeper is None or self._sweeper.done():

@@ -52,6 +52,11 @@ class Service:
     api_keys: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=Metrics)
 
+    @property
+    def in_flight(self) -> int:
+        """Responses in progress."""
+        return self.metrics.num_responses
+
 
 def build_app(service: Service) -> FastAPI:
     """The application."""

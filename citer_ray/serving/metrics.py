@@ -8,10 +8,18 @@ from citer_ray.policy import Writer
 
 
 class Metrics:
-    """All calls of the ingress; `model` is `routed`, `slm` or `llm`, `router` a version or an empty string."""
+    """All calls of the ingress; `model` is `routed`, `slm` or `llm`, `router` a version or an empty string.
+
+    Attributes:
+        num_responses: in progress.
+    """
+
+    def __init__(self) -> None:
+        self.num_responses = 0
 
     def in_flight(self, change: int) -> None:
         """A response began (+1) or ended (-1)."""
+        self.num_responses += change
 
     def request(self, model: str, router: str, status: int, seconds: float) -> None:
         """A request was answered."""

@@ -9,7 +9,10 @@ import pytest
 import ray
 
 from citer_ray.config import RayConfig
+from citer_ray.on_ray.serve_environment import use_fast_paths
 from citer_ray.on_ray.session import ray_session as started_ray
+
+use_fast_paths()  # Serve reads it when it is imported
 
 
 @pytest.fixture(scope="session")
