@@ -5,12 +5,13 @@ serve run citer_ray.on_ray.serve_app:app config=configs/embedded.yaml router=run
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
 
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
@@ -57,31 +58,40 @@ def build_application(config: CiterConfig) -> Application:
     serving, kind = config.serve, config.engine.kind
     if kind == "vllm" and serving.canary_router is not None:
         raise ConfigError("a vLLM engine runs one router: serve.canary_router needs engine.kind: transformers")
-    llm = serve.deployment(LlmReplica).options(name="LLM", **_options(serving.llm, config, sticky=True)).bind(spec)
     fixed = routers.current.ref if kind == "vllm" and routers.current else None
-    slm = serve.deployment(SlmReplica).options(name="SLM", **_options(serving.slm, config, sticky=True))
-    ingress = serve.deployment(serve.ingress()(RoutingIngress))
-    options = _options(serving.ingress, config, sticky=False)
-    backpressure = BackpressureConfig(status_code=serving.overload_status, retry_after_s=serving.retry_after_s)
-    return ingress.options(
+    llm = _deployment(LlmReplica, name="LLM", **_options(serving.llm, config, sticky=True)).bind(spec)
+    slm = _deployment(SlmReplica, name="SLM", **_options(serving.slm, config, sticky=True)).bind(spec, llm, fixed)
+    ingress = _deployment(
+        serve.ingress()(RoutingIngress),
         name="RoutingIngress",
         max_queued_requests=serving.max_queued,
-        backpressure_config=backpressure,
+        backpressure_config=BackpressureConfig(
+            status_code=serving.overload_status, retry_after_s=serving.retry_after_s
+        ),
         user_config={},
-        **options,
-    ).bind(spec, slm.bind(spec, llm, fixed), llm, source)
+        **_options(serving.ingress, config, sticky=False),
+    )
+    return ingress.bind(spec, slm, llm, source)
+
+
+def _deployment(cls: Any, **options: Any) -> Deployment:
+    return cast(Deployment, serve.deployment(cls)).options(**options)
 
 
 def _options(deployment: DeploymentConfig, config: CiterConfig, *, sticky: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "max_ongoing_requests": deployment.max_ongoing,
+        "max_ongoing_requests": min(deployment.max_ongoing, config.engine.max_rows)
+        if sticky
+        else deployment.max_ongoing,
         "graceful_shutdown_timeout_s": config.serve.drain_s,
         "graceful_shutdown_wait_loop_s": min(1.0, config.serve.drain_s),
         "health_check_period_s": deployment.health_check_period_s,
         "health_check_timeout_s": deployment.health_check_timeout_s,
+        # One record a request comes from the ingress; Serve's own would be one a turn.
+        "logging_config": LoggingConfig(encoding="JSON", enable_access_log=False),
     } | _resources(deployment)
     if sticky:
-        options["request_router_config"] = RequestRouterConfig(request_router_class=ROUTER_CLASS)
+        options["request_router_config"] = RequestRouterConfig.model_validate({"request_router_class": ROUTER_CLASS})
     if deployment.min_replicas == deployment.max_replicas:
         return options | {"num_replicas": deployment.max_replicas}
     return options | {

@@ -8,6 +8,7 @@ for the process that starts Ray, whose proxies inherit it.
 
 from __future__ import annotations
 
+import logging
 import os
 
 NODE = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
@@ -18,3 +19,13 @@ def use_fast_paths() -> None:
     """Set what the environment leaves open; before Ray starts, and before `ray.serve` is imported."""
     for name, value in NODE.items():
         os.environ.setdefault(name, value)
+
+
+def join_logs() -> None:
+    """Let this package's records join Serve's log of a replica: JSON, with the request's id."""
+    ours = logging.getLogger("citer_ray")
+    ours.setLevel(logging.INFO)
+    for handler in logging.getLogger("ray.serve").handlers:
+        if handler not in ours.handlers:
+            ours.addHandler(handler)
+    ours.propagate = False

@@ -23,6 +23,7 @@ from citer_ray.engines.build import EngineSpec
 from citer_ray.errors import CiterError
 from citer_ray.on_ray.evaluation_worker import pair_cost
 from citer_ray.on_ray.serve_calls import is_retryable, overload, reports
+from citer_ray.on_ray.serve_environment import join_logs
 from citer_ray.on_ray.serve_metrics import IngressMetrics
 from citer_ray.on_ray.serve_routers import RouterSource
 from citer_ray.on_ray.serve_routing import session_id
@@ -48,11 +49,14 @@ class HandleBackend:
     async def respond(self, job: Job) -> AsyncGenerator[Report, None]:
         """Reports of a job, from as many replicas as it takes."""
         written: list[int] = []
-        for attempt in range(self._config.max_attempts):
+        attempt = failures = 0
+        while failures < self._config.max_attempts:
             current = replace(job, attempt=attempt, written_ids=tuple(written))
+            heard = False
             try:
                 async with aclosing(self._reports(current)) as stream:
                     async for report in stream:
+                        heard = True
                         for run in report.runs:
                             written += run.token_ids
                         yield report
@@ -67,7 +71,11 @@ class HandleBackend:
                     raise
                 logger.warning("response %s goes on elsewhere after %s", job.session, _brief(error))
                 last = error
-            yield Report([], rebuilds=1)
+                # A job that no replica has taken yet is waiting in a queue; the request's deadline ends that.
+                failures += heard or not isinstance(error, TimeoutError)
+            attempt += 1
+            if heard:
+                yield Report([], rebuilds=1)
         raise overloaded(
             f"no replica finished the response in {self._config.max_attempts} attempts; the last: {_brief(last)}",
             retry_after_s=self._config.retry_after_s,
@@ -102,6 +110,7 @@ class RoutingIngress:
     """
 
     def __init__(self, spec: EngineSpec, slm: DeploymentHandle, llm: DeploymentHandle, source: RouterSource) -> None:
+        join_logs()
         config = spec.config.serve
         tokenizer = load_tokenizer(spec.config.pair.slm)
         reserved = [] if spec.handoff_token_id is None else [spec.handoff_token_id]
@@ -110,7 +119,7 @@ class RoutingIngress:
         keys = tuple(key for key in os.environ.get(config.api_keys_env, "").split(",") if key.strip())
         self._source = source
         backend = HandleBackend(slm, llm, config)
-        self._service = Service(config, pair, backend, source.load(), keys, IngressMetrics())
+        self._service = Service(config, pair, backend, source.load(), keys, IngressMetrics(), sends_request_ids=False)
         self._watcher: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -25,6 +25,7 @@ from citer_ray.engines.build import EngineSpec, Role, build_engine, limit_thread
 from citer_ray.engines.hf import TransformersEngine
 from citer_ray.engines.scorers import RouterScorer
 from citer_ray.errors import RetryableError
+from citer_ray.on_ray.serve_environment import join_logs
 from citer_ray.on_ray.serve_metrics import ModelMetrics
 from citer_ray.on_ray.serve_sessions import Limits, ReplicaEngine, TurnCall, TurnReply
 from citer_ray.router_artifact import load_router
@@ -45,6 +46,7 @@ class _Model:
         deployment = config.slm if role == "slm" else config.llm
         replicas = Replicas(num_cpus=deployment.num_cpus, num_gpus=deployment.num_gpus)
         limit_threads(spec.config, replicas)
+        join_logs()
         self._role, self._spec, self._config = role, spec, config
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{role}-passes")
         folder = None if router is None else Path(router.source)
@@ -174,7 +176,8 @@ class LlmReplica(_Model):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__("llm", spec, None)
         self._timed = TimedEngine(self._engine, self._config.turn_timeout_s)
-        self._sessions: dict[str, _Held] = {}
+        self._sessions: dict[str, _Held] = {}  # least recently used first
+        self._turn_ended = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def respond(self, job: Job) -> AsyncGenerator[Report, None]:
@@ -191,9 +194,11 @@ class LlmReplica(_Model):
             if request.base:
                 return _LOST
             await self.close_session(request.key)
+            await self._make_room()
             held = _Held(await self._timed.open(request.ids, request.sampling), time.monotonic())
             self._sessions[request.key], new_ids = held, []
             self._sweep()
+        self._sessions[request.key] = self._sessions.pop(request.key)
         held.busy, began = True, time.monotonic()
         try:
             turn = await held.session.turn(new_ids, request.max_tokens)
@@ -204,6 +209,7 @@ class LlmReplica(_Model):
             raise
         finally:
             held.busy, held.last_used = False, time.monotonic()
+            self._turn_ended.set()
             self.metrics.sessions(len(self._sessions))
         self.metrics.turn(time.monotonic() - began, len(turn.token_ids))
         return TurnReply(False, turn.token_ids, turn.logprobs, turn.finish)
@@ -218,6 +224,16 @@ class LlmReplica(_Model):
     async def open_sessions(self) -> dict[str, int]:
         """What this process has in use, for tests and for people who look."""
         return {"pid": os.getpid(), "jobs": self.jobs, "llm": len(self._sessions), "kv": self._timed.num_open}
+
+    async def _make_room(self) -> None:
+        """Take the KV cache of the session that was idle longest, if there is none left; its owner rebuilds it."""
+        while len(self._sessions) + self.jobs >= self._spec.config.engine.max_rows:
+            idle = next((key for key, held in self._sessions.items() if not held.busy), None)
+            if idle is not None:
+                await self.close_session(idle)
+                continue
+            self._turn_ended.clear()
+            await self._turn_ended.wait()
 
     def _sweep(self) -> None:
         if self._sweeper is None or self._sweeper.done():

@@ -51,6 +51,7 @@ class Service:
     routers: RoutersInService = field(default_factory=RoutersInService)
     api_keys: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=Metrics)
+    sends_request_ids: bool = True  # Serve's proxy sends them itself
 
     @property
     def in_flight(self) -> int:
@@ -64,7 +65,7 @@ def build_app(service: Service) -> FastAPI:
     _add_errors(app)
     _add_health(app, service)
     _add_api(app, service)
-    app.add_middleware(_RequestIds)
+    app.add_middleware(_RequestIds, sends=service.sends_request_ids)
     if service.config.allow_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -79,8 +80,8 @@ def build_app(service: Service) -> FastAPI:
 class _RequestIds:
     """Gives every request an id, and every response the header; plain ASGI, so that streams pass untouched."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, sends: bool) -> None:
+        self._app, self._sends = app, sends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,7 +93,7 @@ class _RequestIds:
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if self._sends and message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 

@@ -171,7 +171,7 @@ class CompletionRequest(_Generation):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [list(self.prompt)]  # type: ignore[list-item]
+            return [list(self.prompt)]
         return self.prompt  # type: ignore[return-value]
 
 

@@ -79,6 +79,7 @@ async def respond(
     decoding = asyncio.create_task(_decode(job, slm, llm, settings, collector))
     counter = _Rebuilds(llm)
     try:
+        yield Report([])  # the job has begun: from now on silence is a fault
         while not decoding.done():
             await _news(decoding, collector, settings.heartbeat_s)
             if decoding.done():

@@ -197,6 +197,9 @@ class FakeSlm:
 
     async def _reports(self, job: Job) -> AsyncIterator[Report]:
         fault = self.faults.pop(0) if self.faults else None
+        if fault == "queue":
+            await asyncio.Event().wait()
+        yield Report([])
         for index in range(len(job.written_ids), 6):
             if fault is not None and index == len(job.written_ids) + 2:
                 if isinstance(fault, Exception):
@@ -237,6 +240,13 @@ async def test_what_cannot_be_mended_tells_the_client_to_come_back(faults: list[
     assert caught.value.status == status and "Retry-After" in caught.value.headers
     if status == 429:
         assert caught.value.headers["Retry-After"] == "7"
+
+
+async def test_waiting_in_a_queue_is_no_failure() -> None:
+    served, slm = backend(["queue"] * 5, max_attempts=1)
+    reports = [report async for report in served.respond(JOB)]
+    assert reports[-1].finish is Finish.LENGTH and sum(report.rebuilds for report in reports) == 0
+    assert slm.where == [f"key#{index}" for index in range(6)]
 
 
 async def test_closing_the_reports_cancels_the_call() -> None:

@@ -12,11 +12,11 @@ import httpx
 import pytest
 import ray
 
+from benchmarks.untrained_router import QUESTIONS, write_router
 from citer_ray.engine import Sampling
 from citer_ray.policy import AlwaysLlm, AlwaysSlm, Threshold, Writer
 from citer_ray.router_artifact import read_metadata
 from tests.integration.serve.conftest import Reference, Server, wait_until
-from tests.serving_router import QUESTIONS, write_router
 
 pytestmark = pytest.mark.ray
 

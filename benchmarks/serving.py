@@ -1,0 +1,161 @@
+"""What Ray Serve and HTTP add to routed decoding: one stream of the embedded pair, against the same loop in one process.
+
+Both ways decode the same tokens in turn, at an LLM share of about 20 %, with a router of random weights (what is routed
+does not matter here, how often does). Read by `__main__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.harness import Options, Quotient, Result
+from benchmarks.untrained_router import QUESTIONS, write_router
+from citer_ray.config import CiterConfig
+from citer_ray.config_loading import load_config
+from citer_ray.decoding import Request, decode
+from citer_ray.engine import Engine, Sampling
+from citer_ray.engines.build import build_engine, limit_threads
+from citer_ray.policy import Threshold
+from citer_ray.preparation import engine_spec, prepare
+from citer_ray.router_artifact import read_metadata
+
+_SHARE = 0.2
+_REPLICA = "{num_cpus: 0.1}"
+
+
+def run(options: Options) -> Iterator[Result]:
+    """Measure; see the module."""
+    # Ray gives its workers a low priority; the process that is compared with has the usual one.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        settings = [f"output_dir={folder / 'run'}", f"serve.router={folder / 'router'}", f"serve.port={_free_port()}"]
+        settings += [f"serve.{name}={_REPLICA}" for name in ("ingress", "slm", "llm")]
+        config = load_config("configs/embedded.yaml", settings)
+        asyncio.run(write_router(config, folder / "router"))
+        yield from _measured(config, folder / "router", options)
+
+
+def _measured(config: CiterConfig, router: Path, options: Options) -> Iterator[Result]:
+    from citer_ray.on_ray.serve_environment import use_fast_paths
+
+    use_fast_paths()
+    from citer_ray.on_ray.serve_run import serving
+
+    threshold = read_metadata(router).calibration.threshold_for(_SHARE)
+    tokens = 40 if options.short else 150
+    with serving(config) as address, httpx.Client(base_url=address, timeout=600) as http:
+        client = _Client(http, threshold, tokens)
+        alone = _InProcess.build(config, router, threshold, tokens)
+        # Both ways warm up on the same prompts, and must agree on every token.
+        same = sum(client.ids(question) == alone.ids(question) for question in QUESTIONS)
+        share = client.share(QUESTIONS[0])
+        repeats = 1 if options.short else 4 * options.repeats
+        note, facts = f"{same}/{len(QUESTIONS)}", {"llm_share": share, "tokens": tokens, "repeats": repeats}
+        pairs = [(_seconds(client.routed, q), _seconds(alone.routed, q)) for _ in range(repeats) for q in QUESTIONS]
+        yield _quotient("embedded: HTTP over in-process, wall time", pairs, options.short, 1.6, note, facts)
+        pairs = [(client.first("routed", q), client.first("slm", q)) for _ in range(2 * repeats) for q in QUESTIONS]
+        yield _quotient("embedded: first token, routed over SLM alone", pairs, options.short, 1.3, "", facts)
+
+
+def _quotient(
+    name: str, pairs: list[tuple[float, float]], short: bool, target: float, note: str, facts: dict[str, Any]
+) -> Quotient:
+    ours, reference = (statistics.median(side) for side in zip(*pairs, strict=True))
+    settings = facts | {"ours_ms": [a * 1000 for a, _ in pairs], "reference_ms": [b * 1000 for _, b in pairs]}
+    return Quotient(name, ours * 1000, reference * 1000, "ms", None if short else target, True, note, settings)
+
+
+def _seconds(work: Callable[[str], object], question: str) -> float:
+    began = time.perf_counter()
+    work(question)
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class _Client:
+    """Requests over HTTP."""
+
+    http: httpx.Client
+    threshold: float
+    tokens: int
+
+    def routed(self, question: str, **fields: Any) -> dict[str, Any]:
+        """The body of a routed response."""
+        response = self.http.post("/v1/chat/completions", json=self._body(question, "routed") | fields)
+        response.raise_for_status()
+        body: dict[str, Any] = response.json()
+        return body
+
+    def ids(self, question: str) -> list[int]:
+        """Its tokens."""
+        choice = self.routed(question, citer={"trace": True})["choices"][0]
+        return [token["id"] for token in choice["citer"]["tokens"]]
+
+    def share(self, question: str) -> float:
+        """Its LLM share."""
+        return float(self.routed(question)["usage"]["citer"]["llm_share"])
+
+    def first(self, model: str, question: str) -> float:
+        """Seconds to the first token of a stream, which is read to its end."""
+        body = self._body(question, model) | {"stream": True, "max_tokens": 10}
+        began, seconds = time.perf_counter(), 0.0
+        with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            for line in response.iter_lines():
+                if not seconds and line.startswith("data: {"):
+                    seconds = time.perf_counter() - began
+        return seconds
+
+    def _body(self, question: str, model: str) -> dict[str, Any]:
+        routing = {"threshold": self.threshold} if model == "routed" else {}
+        messages = [{"role": "user", "content": question}]
+        common = {"temperature": 0, "ignore_eos": True, "max_tokens": self.tokens}
+        return {"model": model, "messages": messages, **common, **routing}
+
+
+@dataclass(frozen=True)
+class _InProcess:
+    """The same responses by the loop on two engines of this process."""
+
+    tokenizer: Any
+    slm: Engine
+    llm: Engine
+    policy: Threshold
+    tokens: int
+    runner: asyncio.Runner
+
+    @classmethod
+    def build(cls, config: CiterConfig, router: Path, threshold: float, tokens: int) -> _InProcess:
+        """Load both models."""
+        prepared = prepare(config)
+        spec = engine_spec(prepared)
+        limit_threads(config, config.evaluate.workers)
+        slm, llm = build_engine("slm", spec, router=router), build_engine("llm", spec)
+        return cls(prepared.tokenizer, slm, llm, Threshold("router", threshold), tokens, asyncio.Runner())
+
+    def ids(self, question: str) -> list[int]:
+        """Tokens of a response."""
+        return self.routed(question)
+
+    def routed(self, question: str) -> list[int]:
+        """Decode one response."""
+        prompt = [self.tokenizer.bos_token_id, *self.tokenizer.encode(f"{question}\n", add_special_tokens=False)]
+        request = Request(prompt, self.policy, self.tokens, Sampling(ignore_eos=True))
+        return self.runner.run(decode(self.slm, self.llm, request)).token_ids
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
