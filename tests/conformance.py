@@ -96,6 +96,22 @@ class EngineConformance:
         whole = await decode_in_turns(engine, prompt, [12], sampling)
         assert await decode_in_turns(engine, prompt, sizes, sampling) == whole
 
+    @pytest.mark.parametrize("sizes", [[10], [4, 1, 5]])
+    async def test_penalties_count_the_response_alone(
+        self, engine: Engine, model: PreTrainedModel, sizes: list[int]
+    ) -> None:
+        prompt = prompts(1, 7)[0]
+        ids, start = list(prompt), len(prompt) - 2  # the last two ids of the context belong to the response
+        for _ in range(sum(sizes)):
+            with torch.inference_mode():
+                logits = model(torch.tensor([ids])).logits[0, -1].double().numpy().copy()
+            for token in set(ids[start:]):
+                logits[token] -= 1.5 - 25.0 * ids[start:].count(token)
+            ids.append(int(logits.argmax()))
+        sampling = Sampling(ignore_eos=True, presence_penalty=1.5, frequency_penalty=-25.0, response_start=start)
+        assert await decode_in_turns(engine, prompt, sizes, sampling) == ids[len(prompt) :]
+        assert ids[len(prompt) :] != await decode_in_turns(engine, prompt, sizes, FREE)
+
     async def test_many_sessions_at_once_equal_one_at_a_time(self, engine: Engine) -> None:
         for sampling in (FREE, Sampling(temperature=1.0, top_k=20, seed=3, ignore_eos=True)):
             many = prompts(17, 2)

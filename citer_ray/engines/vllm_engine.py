@@ -139,8 +139,8 @@ class VLLMEngine:
         found = None if scorer is None else self._find_scorer(scorer, prompt_ids)
         if not 0 <= threshold < float("inf"):
             raise ValueError(f"threshold must be a number in [0, inf), got {threshold}")
-        if sampling.temperature > 0 and self._options.speculation is not None:
-            raise ValueError("an engine that speculates is greedy; set temperature to 0")
+        if not sampling.is_argmax and self._options.speculation is not None:
+            raise ValueError("an engine that speculates is greedy; set temperature and penalties to 0")
         return VLLMSession(self, prompt_ids, sampling, found, float(threshold))
 
     async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
@@ -217,21 +217,25 @@ class VLLMEngine:
 
         return RequestStream(start)
 
-    def turn_params(self, session: VLLMSession, position: int, max_tokens: int) -> SamplingParams:
-        """One turn's parameters; `position` is that of its first new token."""
+    def turn_params(self, session: VLLMSession, context: Sequence[int], max_tokens: int) -> SamplingParams:
+        """One turn's parameters, after `context`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        sampling, handoff = session.sampling, self.handoff_token_id
+        sampling, handoff, position = session.sampling, self.handoff_token_id, len(context)
         column = handoff if self._has_router else None
         extra: dict[str, Any] = {}
-        if sampling.temperature > 0:
+        if not sampling.is_argmax:
+            response_ids = context[sampling.response_start :] if sampling.has_penalties else []
             extra[SAMPLING_KEY] = {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k,
                 "seed": sampling.seed,
                 "position": position,
+                "presence_penalty": sampling.presence_penalty,
+                "frequency_penalty": sampling.frequency_penalty,
+                "response_ids": list(response_ids),
             }
         stop = [] if sampling.ignore_eos else list(self._eos)
         if session.scorer is not None and handoff is not None:

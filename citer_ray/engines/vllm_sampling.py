@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
-_RowState = tuple[Sampling, int, list[int]]  # how, position of the turn's first token, the turn's tokens so far
+# How, position of the turn's first token, the response before the turn, the turn's tokens so far.
+_RowState = tuple[Sampling, int, tuple[int, ...], list[int]]
 
 
 class SeededSamplingProcessor(LogitsProcessor):
@@ -42,11 +43,12 @@ class SeededSamplingProcessor(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Leave only the drawn token, in place, in every row that samples."""
-        for row, (sampling, start, written) in self._rows.items():
+        for row, (sampling, start, before, written) in self._rows.items():
             logits_V = logits[row, : self._vocab_size].double().cpu().numpy()
             if logits_V.max() == -torch.inf:  # handed off: the only token left lies outside the shared range
                 continue
-            token = sample(logits_V, sampling, start + len(written))
+            response_ids = (*before, *written) if sampling.has_penalties else ()
+            token = sample(logits_V, sampling, start + len(written), response_ids)
             logits[row] = -torch.inf
             logits[row, token] = 0.0
         return logits
@@ -57,5 +59,12 @@ def _row_state(params: SamplingParams, prompt_ids: list[int] | None, written: li
     if values is None:
         return None
     seeded = SeededSampling(**values)
-    sampling = Sampling(seeded.temperature, seeded.top_p, seeded.top_k, seeded.seed)
-    return sampling, seeded.position, written
+    sampling = Sampling(
+        seeded.temperature,
+        seeded.top_p,
+        seeded.top_k,
+        seeded.seed,
+        presence_penalty=seeded.presence_penalty,
+        frequency_penalty=seeded.frequency_penalty,
+    )
+    return sampling, seeded.position, tuple(seeded.response_ids), written

@@ -143,7 +143,7 @@ class SessionHost(Protocol):
 
     def start_stream(self) -> RequestStream: ...
 
-    def turn_params(self, session: VLLMSession, position: int, max_tokens: int) -> SamplingParams: ...
+    def turn_params(self, session: VLLMSession, context: Sequence[int], max_tokens: int) -> SamplingParams: ...
 
     def forget(self, session: VLLMSession) -> None: ...
 
@@ -229,7 +229,7 @@ class VLLMSession:
         await self._host.make_room(self, len(context) + max_tokens)
         if self.stream is None:
             self.stream = self._host.start_stream()
-        params = self._host.turn_params(self, len(context), max_tokens)
+        params = self._host.turn_params(self, context, max_tokens)
         async with self._host.gate.turn(max_tokens):
             record = await self.stream.turn(context[self._num_sent :], params)
         turn = record.to_turn(self._host.handoff_token_id, self.scorer, len(context))

@@ -52,11 +52,13 @@ class SeededSampling:
     """Sampling that is a function of (seed, position); see `vllm_sampling.py`.
 
     Attributes:
-        temperature: above 0.
+        temperature: 0 takes the largest logit, which penalties may have changed.
         top_p: nucleus mass.
         top_k: candidates kept; 0 keeps all.
         seed: of the noise.
         position: absolute position of the turn's first new token.
+        presence_penalty, frequency_penalty: as in `engine.Sampling`.
+        response_ids: the response before the turn, where there are penalties.
     """
 
     temperature: float
@@ -64,6 +66,9 @@ class SeededSampling:
     top_k: int
     seed: int
     position: int
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    response_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

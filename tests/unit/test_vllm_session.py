@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,8 +59,8 @@ class Host:
 
     def forget(self, session: VLLMSession) -> None: ...
 
-    def turn_params(self, session: VLLMSession, position: int, max_tokens: int) -> Any:
-        self.positions.append(position)
+    def turn_params(self, session: VLLMSession, context: Sequence[int], max_tokens: int) -> Any:
+        self.positions.append(len(context))
         return object()
 
     def start_stream(self) -> RequestStream:
