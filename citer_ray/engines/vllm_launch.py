@@ -251,7 +251,13 @@ def _arguments(model: str, settings: ModelSettings, options: VLLMOptions, name: 
 def _launch(arguments: dict[str, Any], options: VLLMOptions, stats: list[Any]) -> AsyncLLM:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+    if _runs_in_core_process(options):
+        # On a CPU vLLM puts the one worker into a process of its own, because only there it can set OpenMP's
+        # variables. They are set before its core process starts, too: no messages between two processes at each
+        # pass, and one process less to start.
+        arguments = {"distributed_executor_backend": UniProcExecutor, **arguments}
     with _environment(options):
         try:
             _inspect_here(arguments["hf_overrides"].get("architectures", []))
@@ -281,6 +287,11 @@ def _inspect_here(names: Sequence[str]) -> None:
         ModelRegistry.register_model(name, getattr(module, name))
 
 
+def _runs_in_core_process(options: VLLMOptions) -> bool:
+    """Whether the model runs in vLLM's core process: bound to cores, and not spread over several workers."""
+    return options.cores is not None and options.tensor_parallel_size == 1
+
+
 @contextmanager
 def _environment(options: VLLMOptions) -> Iterator[None]:
     """Variables that vLLM's new processes inherit; this process gets its own values back."""
@@ -289,7 +300,11 @@ def _environment(options: VLLMOptions) -> Iterator[None]:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
     if options.cores is not None:
-        wanted |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, options.cores)), "KMP_BLOCKTIME": "0"}
+        cores = ",".join(map(str, options.cores))
+        wanted |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "KMP_BLOCKTIME": "0"}
+        if _runs_in_core_process(options):
+            number = str(len(options.cores))
+            wanted |= {"OMP_NUM_THREADS": number, "OMP_PLACES": f"{{{cores}}}", "OMP_PROC_BIND": "true"}
     if options.devices is not None:
         wanted["CUDA_VISIBLE_DEVICES"] = ",".join(options.devices)
     if options.enforce_eager:

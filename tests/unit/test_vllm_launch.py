@@ -149,10 +149,12 @@ def test_one_core_cannot_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KMP_BLOCKTIME", "7")
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
     with vllm_launch._environment(VLLMOptions(cores=(2, 3))):
         assert os.environ["KMP_BLOCKTIME"] == "0"
         assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "2,3"
-    assert os.environ["KMP_BLOCKTIME"] == "7"
+        assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_PLACES"]) == ("2", "{2,3}")
+    assert (os.environ["KMP_BLOCKTIME"], os.environ["OMP_NUM_THREADS"]) == ("7", "5")
     assert "VLLM_CPU_OMP_THREADS_BIND" not in os.environ
 
 

@@ -25,7 +25,7 @@ from citer_ray.pair.models import load_model, load_tokenizer
 from citer_ray.prompts import PromptFormat
 from citer_ray.router_artifact import load_router
 from tests.conftest import EOS_ID
-from tests.integration.vllm.settings import MAX_MODEL_LEN, OPTIONS, PADDING, make_router
+from tests.integration.vllm.settings import LLM_OPTIONS, MAX_MODEL_LEN, OPTIONS, PADDING, make_router
 
 
 @pytest.fixture(scope="package")
@@ -121,7 +121,7 @@ def llm_engine(llm_folder: str, handoff_id: int, shared: int) -> Iterator[VLLMEn
         eos_token_ids=[EOS_ID],
         handoff_token_id=handoff_id,
         # vLLM's own count of what its passes compute.
-        options=replace(OPTIONS, extra={"enable_logging_iteration_details": True}),
+        options=replace(LLM_OPTIONS, extra={"enable_logging_iteration_details": True}),
     )
     yield engine
     asyncio.run(engine.close())

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from citer_ray.config import RouterConfig
 from citer_ray.engines.vllm_launch import VLLMOptions
+from citer_ray.engines.vllm_placement import usable_cores
 from citer_ray.fingerprint import PairFingerprint
 from citer_ray.router import Router
 from citer_ray.router_artifact import RouterMetadata, save_router
 
-OPTIONS = VLLMOptions(dtype="float32", kv_cache_gib=0.125, block_size=32, enforce_eager=True, max_num_seqs=40)
+OPTIONS = VLLMOptions(
+    dtype="float32",
+    kv_cache_gib=0.125,
+    block_size=32,
+    enforce_eager=True,
+    max_num_seqs=40,
+    cores=tuple(usable_cores()[:1]),
+)
+LLM_OPTIONS = replace(OPTIONS, cores=tuple(usable_cores()[-1:]))
 MAX_MODEL_LEN = 511  # of the embedded pair, less vLLM's one
 PADDING = (32, 96)  # further rows of the SLM's and the LLM's vocabulary
 

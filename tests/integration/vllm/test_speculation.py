@@ -14,7 +14,7 @@ from citer_ray.engines.vllm_speculative import measure_speculation
 from citer_ray.errors import ConfigError
 from tests.conformance import naive_generate
 from tests.conftest import EOS_ID
-from tests.integration.vllm.settings import OPTIONS
+from tests.integration.vllm.settings import LLM_OPTIONS
 
 pytestmark = pytest.mark.vllm
 
@@ -33,7 +33,7 @@ async def test_speculation_writes_what_the_llm_writes(
             shared_vocab_size=shared,
             eos_token_ids=[EOS_ID],
             masked_ids=[handoff_id],
-            options=replace(OPTIONS, max_num_seqs=8, speculation=speculation),
+            options=replace(LLM_OPTIONS, max_num_seqs=8, speculation=speculation),
         )
 
     prompts = problem_prompts[:6]
