@@ -19,8 +19,6 @@ EDGES = (
     "citer_ray.engines.vllm*",
     "citer_ray.mlflow_*",
     "citer_ray.on_ray.*",
-    "citer_ray.serving",
-    "citer_ray.serving.*",
 )
 HEAVY = ("ray", "vllm", "mlflow")
 
