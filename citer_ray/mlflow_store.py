@@ -153,6 +153,25 @@ def fetch_router(model_uri: str, destination: str | Path, uri: str) -> Path:
     return Path(path)
 
 
+def registered_version(model_uri: str, uri: str) -> str:
+    """The version that `models:/NAME@ALIAS` means at the moment, without fetching it.
+
+    Raises:
+        ConfigError: the URI is malformed, or no such version is registered.
+    """
+    name, alias, version = _parse_model_uri(model_uri)
+    if not alias:
+        return version
+    quieten()
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return str(open_client(uri).get_model_version_by_alias(name, alias).version)
+    except (MlflowException, OSError, SQLAlchemyError) as error:
+        raise ConfigError(f"{model_uri} is not found at {without_credentials(uri)}: {brief(error)}") from error
+
+
 def _parse_model_uri(model_uri: str) -> tuple[str, str, str]:
     """(name, alias, version); one of the last two is empty."""
     body = model_uri.removeprefix("models:/")

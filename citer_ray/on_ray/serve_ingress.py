@@ -140,10 +140,14 @@ class RoutingIngress:
     async def _watch(self) -> None:
         """Take in a router that replaced the one at its source."""
         assert self._source.poll_s is not None
+        seen: object = None
         while True:
             await asyncio.sleep(self._source.poll_s)
             try:
-                routers = await asyncio.to_thread(self._source.load)
+                stamp = await asyncio.to_thread(self._source.stamp)
+                if stamp == seen:
+                    continue
+                routers, seen = await asyncio.to_thread(self._source.load), stamp
             except CiterError as error:
                 logger.warning("the routers in service stay: %s", error)
                 continue

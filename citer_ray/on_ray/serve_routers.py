@@ -56,6 +56,25 @@ class RouterSource:
             raise ConfigError(f"user_config has unknown keys {', '.join(unknown)}; there are {', '.join(names)}")
         return replace(self, **{names[key]: value for key, value in user_config.items()})
 
+    def stamp(self) -> tuple[str, ...]:
+        """What tells cheaply whether another router is behind a name.
+
+        Raises:
+            ConfigError: a router cannot be found.
+        """
+        return tuple(self._stamp(name) for name in (self.router, self.canary) if name is not None)
+
+    def _stamp(self, name: str) -> str:
+        if name.startswith("models:/"):
+            from citer_ray.mlflow_store import registered_version
+
+            return registered_version(name, self.tracking_uri)
+        try:
+            states = [(Path(name) / file).stat() for file in (WEIGHTS_FILE, METADATA_FILE)]
+        except OSError as error:
+            raise ConfigError(f"the router {name} cannot be read: {error}") from error
+        return str([(state.st_mtime_ns, state.st_size, state.st_ino) for state in states])
+
     def load(self) -> RoutersInService:
         """Resolve, check and copy.
 
