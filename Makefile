@@ -48,7 +48,7 @@ mlflow: setup ## compare runs in the browser: MLflow on http://127.0.0.1:5000 (a
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --backend-store-uri sqlite:///runs/mlflow.db \
 		--default-artifact-root ./runs/mlartifacts --workers 1 --host 127.0.0.1 --port $(PORT)
 
-bench: setup ## measure collection against a token-by-token loop (a quick look: ARGS=--short)
+bench: setup ## run the benchmarks (one suite: ARGS=collect; a quick look: ARGS=--short)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove caches and build output; runs/ and the environment stay
