@@ -32,6 +32,7 @@ def scaling(server: Server) -> Iterator[AsyncOpenAI]:
         f"output_dir={server.config.output_dir}",
         f"serve.router={server.router}",
         "serve.ingress={num_cpus: 0.1}",
+        "serve.llm_unavailable_after_s=300",
         f"serve.slm={{{scaled.replace('target_ongoing: 2', 'target_ongoing: 100')}, max_replicas: 2}}",
         f"serve.llm={{{scaled}, min_replicas: 0, max_replicas: 2}}",
     ]
