@@ -22,16 +22,44 @@ from citer_ray.frontier import (
     citer_method,
     citer_rounds,
 )
+from citer_ray.method_names import (
+    CASCADE_AVERAGE,
+    CASCADE_QUANTILE,
+    CASCADE_SUM,
+    COLLM,
+    ENTROPY,
+    MARGIN,
+    R2R,
+    ROUTELLM,
+    SPECULATIVE,
+    method_label,
+)
 
 GAIN = 0.15  # CITER's last round must beat random and confidence by this much at some equal LLM share
-NEAR_LLM = 0.02  # "the LLM's accuracy" means within 2 points of it
+NEAR_LLM = 0.01  # "the LLM's accuracy" means within 1 point of it
 SHARE_LIMIT = 0.15  # and it must be reached at this LLM share
 COMPARED_SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
+COMPARED_BUDGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)  # parts of the bytes that the LLM alone moves
+# Where CITER's area under the frontier must lie above.
+_ROUTERS = (
+    RANDOM,
+    CONFIDENCE,
+    ENTROPY,
+    MARGIN,
+    ROUTELLM,
+    CASCADE_SUM,
+    CASCADE_AVERAGE,
+    CASCADE_QUANTILE,
+    COLLM,
+    R2R,
+    CITER_S,
+)
 _FINE_SHARES = tuple(np.linspace(0.005, 0.5, 100).round(3).tolist())
 
 _EXACTNESS = {
     SLM: ("threshold_zero_is_slm", "Threshold 0 gives exactly the SLM's greedy answers"),
     LLM: ("threshold_above_one_is_llm", "A threshold above 1 gives exactly the LLM's greedy answers"),
+    SPECULATIVE: ("speculation_is_llm", "Exact speculative decoding gives exactly the LLM's greedy answers"),
 }
 
 
@@ -76,7 +104,8 @@ def check_claims(
     Args:
         frontier: all methods on the reported examples.
         exactness: how many responses were equal, of how many: under `slm` those at threshold 0 to the SLM's
-            own, under `llm` those at a threshold above 1 to the LLM's own.
+            own, under `llm` those at a threshold above 1 to the LLM's own, under `speculative` those of exact
+            speculation to the LLM's own.
         best: the method of the best labelling; None takes the last round's.
     """
     rounds = citer_rounds(frontier.methods)
@@ -97,10 +126,12 @@ def check_claims(
             missing.append(NotChecked(name=name, reason=f"not evaluated: {', '.join(absent)}"))
         else:
             claims += check()
+    if last in frontier.methods:
+        claims += [_area_above(frontier, last, other) for other in _ROUTERS if other in frontier.methods]
     for end_point, (name, statement) in _EXACTNESS.items():
         if exactness and end_point in exactness:
             claims.append(_exact(name, statement, *exactness[end_point]))
-        else:
+        elif end_point in (SLM, LLM):
             missing.append(NotChecked(name=name, reason="responses were not compared"))
     return claims, missing
 
@@ -126,6 +157,19 @@ def _beats_baselines(frontier: Frontier, last: str) -> list[Claim]:
         )
         for other, gain in gains.items()
     ]
+
+
+def _area_above(frontier: Frontier, last: str, other: str) -> Claim:
+    gain = frontier.area_difference(last, other)
+    return Claim(
+        name=f"area_above_{other}",
+        statement=f"CITER's last round has a larger area under the frontier than {method_label(other)}",
+        holds=gain.value > 0,
+        certain=gain.low > 0,
+        value=gain.value,
+        interval=(gain.low, gain.high),
+        measured=f"{_signed(gain)} of mean accuracy",
+    )
 
 
 def _rounds_improve(frontier: Frontier) -> Claim:

@@ -1,14 +1,15 @@
 """Decoding and grading examples under many settings of many methods, and what it costs.
 
-Every method is a policy of the one decoding loop. `on_ray/evaluate.py` spreads chunks of examples over workers that
-call `measure` and `slm_scores` here; `points` turns the rows into what `frontier.py` compares.
+Every method is a policy of the one decoding loop (`methods.py` has them all). `on_ray/evaluate.py` spreads chunks of
+examples over workers that call `Decoder` here; `points` turns the rows into what `frontier.py` compares.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ import pyarrow as pa
 
 from citer_ray.answers import grade
 from citer_ray.calibration import threshold_for_share
-from citer_ray.cost import PairCost
-from citer_ray.decoding import Pass, Request, Trace, decode_many
+from citer_ray.cost import PairCost, RouterCost
+from citer_ray.decoding import Pass, Request, Trace, decode, decode_many
 from citer_ray.engine import Engine
+from citer_ray.engines.scorers import PROMPT
 from citer_ray.examples import Example
-from citer_ray.frontier import CONFIDENCE, LLM, ORACLE, RANDOM, SLM, Point
+from citer_ray.frontier import LLM, ORACLE, RANDOM, SLM, Point
 from citer_ray.labelling import response_text
+from citer_ray.pass_times import PassTimes
 from citer_ray.policy import (
     LLM_ONLY_THRESHOLD,
     AlwaysLlm,
@@ -51,6 +54,15 @@ ROW_SCHEMA = pa.schema(
         ("bytes", pa.float64()),
         ("flops", pa.float64()),
         ("response_crc", pa.int64()),
+        # What a response's wall time is made of (`pass_times.py`).
+        ("slm_passes", pa.int32()),
+        ("llm_passes", pa.int32()),
+        ("slm_read", pa.int32()),
+        ("llm_read", pa.int32()),
+        ("decisions", pa.int32()),
+        ("drafted", pa.int32()),
+        ("judged", pa.int32()),
+        ("accepted", pa.int32()),
     ]
 )
 
@@ -96,11 +108,6 @@ def end_check_settings(scorer: str) -> list[Setting]:
     ]
 
 
-def scorer_of(method: str) -> str:
-    """The scorer behind a method: a built-in one, or a router under the method's name."""
-    return "max_probability" if method == CONFIDENCE else f"router:{method}"
-
-
 def aim_thresholds(scores: npt.ArrayLike, llm_shares: Sequence[float]) -> list[float]:
     """Thresholds that aim at LLM shares: quantiles of the scores on the SLM's own responses."""
     return [threshold_for_share(scores, share) for share in llm_shares]
@@ -116,9 +123,10 @@ class Decoder:
         tokenizer: the pair's tokenizer.
         prompt: how examples become prompts.
         eos_token_ids: ids that end a response.
-        cost: the pair's cost model, with a router.
+        cost: the pair's cost model, with the router that is priced where `router_costs` has none.
         max_new_tokens: limit of a response.
         in_flight: responses decoded at once.
+        router_costs: prices of routers by scorer.
     """
 
     slm: Engine
@@ -129,6 +137,7 @@ class Decoder:
     cost: PairCost
     max_new_tokens: int
     in_flight: int
+    router_costs: Mapping[str, RouterCost] = field(default_factory=dict)
 
     async def measure(self, settings: Sequence[Setting], examples: Sequence[Example]) -> pa.Table:
         """Decode every example under every setting; one row each, in `ROW_SCHEMA`, settings outermost."""
@@ -146,26 +155,28 @@ class Decoder:
         ]
         return pa.Table.from_pylist(rows, ROW_SCHEMA)
 
-    async def slm_scores(self, scorers: Sequence[str], examples: Sequence[Example]) -> dict[str, list[float]]:
-        """Each scorer's values at all positions of the SLM's own responses."""
+    async def traces(self, policies: Sequence[Policy], examples: Sequence[Example]) -> list[list[Trace]]:
+        """For every policy, the traces of all examples."""
         prompts = [self.prompt.encode_prompt(example, self.tokenizer) for example in examples]
-        requests = [
-            Request(prompt, Threshold(scorer, 0.0), self.max_new_tokens) for scorer in scorers for prompt in prompts
-        ]
-        traces = await decode_many(self.slm, None, requests, in_flight=self.in_flight)
-        found: dict[str, list[float]] = {scorer: [] for scorer in scorers}
-        for index, trace in enumerate(traces):
-            found[scorers[index // len(prompts)]] += [score for score in trace.scores if score is not None]
-        return found
+        requests = [Request(prompt, policy, self.max_new_tokens) for policy in policies for prompt in prompts]
+        traces = await decode_many(self.slm, self.llm, requests, in_flight=self.in_flight)
+        return [traces[start : start + len(prompts)] for start in range(0, len(traces), max(1, len(prompts)))]
+
+    async def timed(self, setting: Setting, example: Example) -> dict[str, Any]:
+        """One response decoded alone: its row, and its wall time as `seconds`."""
+        request = Request(self.prompt.encode_prompt(example, self.tokenizer), setting.policy, self.max_new_tokens)
+        started = time.perf_counter()
+        trace = await decode(self.slm, self.llm, request)
+        seconds = time.perf_counter() - started
+        return {**self._row(0, setting, example, trace), "seconds": seconds}
 
     def _row(self, index: int, setting: Setting, example: Example, trace: Trace) -> dict[str, object]:
         text = response_text(trace.token_ids, self.tokenizer, self.eos_token_ids)
         verdict = grade(text, example)
-        is_routed = isinstance(setting.policy, Threshold) and setting.policy.scorer.startswith("router")
-        cost = self.cost.response(
-            single_passes(trace.passes, Writer.SLM),
-            single_passes(trace.passes, Writer.LLM),
-            decisions=sum(score is not None for score in trace.scores) if is_routed else 0,
+        slm, llm = (single_passes(trace.passes, writer) for writer in (Writer.SLM, Writer.LLM))
+        scorer, decisions = routed_decisions(setting.policy, trace)
+        cost = replace(self.cost, router=self.router_costs.get(scorer, self.cost.router)).response(
+            slm, llm, decisions=decisions
         )
         return {
             "setting": index,
@@ -178,7 +189,24 @@ class Decoder:
             "bytes": cost.num_bytes,
             "flops": cost.flops,
             "response_crc": zlib.crc32(np.asarray(trace.token_ids, np.int64).tobytes()),
+            "slm_passes": len(slm),
+            "llm_passes": len(llm),
+            "slm_read": sum(new for new, _ in slm),
+            "llm_read": sum(new for new, _ in llm),
+            "decisions": decisions,
+            "drafted": trace.drafted,
+            "judged": trace.judged,
+            "accepted": trace.accepted,
         }
+
+
+def routed_decisions(policy: Policy, trace: Trace) -> tuple[str, int]:
+    """The scorer of a policy that asks a router, and how often the router was asked; else an empty name and 0."""
+    scorer = policy.scorer if isinstance(policy, Threshold) else ""
+    is_query = scorer.startswith(PROMPT)
+    if not scorer.removeprefix(PROMPT).startswith("router"):
+        return "", 0
+    return scorer.removeprefix(PROMPT), 1 if is_query else sum(score is not None for score in trace.scores)
 
 
 def single_passes(passes: Sequence[Pass], writer: Writer) -> list[tuple[int, int]]:
@@ -194,8 +222,17 @@ def single_passes(passes: Sequence[Pass], writer: Writer) -> list[tuple[int, int
     return singles
 
 
-def points(rows: pa.Table, settings: Sequence[Setting], example_ids: Sequence[str]) -> dict[str, list[Point]]:
-    """The measured points of every method, all over the same examples in the same order."""
+def points(
+    rows: pa.Table, settings: Sequence[Setting], example_ids: Sequence[str], times: PassTimes | None = None
+) -> dict[str, list[Point]]:
+    """The measured points of every method, all over the same examples in the same order.
+
+    Args:
+        rows: of `Decoder.measure`.
+        settings: what `rows` number.
+        example_ids: the order.
+        times: what a pass takes; without it points have no wall times.
+    """
     order = {example_id: position for position, example_id in enumerate(example_ids)}
     frame = rows.to_pandas()
     frame["order"] = frame["example_id"].map(order)
@@ -211,17 +248,22 @@ def points(rows: pa.Table, settings: Sequence[Setting], example_ids: Sequence[st
             bytes_moved=group["bytes"].to_numpy(),
             flops_used=group["flops"].to_numpy(),
             answered=group["answered"].to_numpy(),
+            seconds=None if times is None else times.seconds(group),
+            passes=(float(group["slm_passes"].mean()), float(group["llm_passes"].mean())),
         )
         found.setdefault(setting.method, []).append(point)
     return found
 
 
 def same_responses(rows: pa.Table, settings: Sequence[Setting], first: str, second: str) -> tuple[int, int]:
-    """(equal, all): on how many examples two methods of one setting each gave the same token ids."""
-    columns = {}
-    for name in (first, second):
-        (index,) = [i for i, setting in enumerate(settings) if setting.method == name]
-        kept = rows.filter(pa.compute.equal(rows["setting"], index)).sort_by("example_id")
-        columns[name] = kept["response_crc"].to_numpy()
-    equal = columns[first] == columns[second]
-    return int(equal.sum()), len(equal)
+    """(equal, all): on how many examples the settings of a method gave the same token ids as the one of another."""
+    (index,) = [i for i, setting in enumerate(settings) if setting.method == second]
+    expected = _response_digests(rows, index)
+    equal = [_response_digests(rows, i) == expected for i, setting in enumerate(settings) if setting.method == first]
+    return int(sum(one.sum() for one in equal)), sum(len(one) for one in equal)
+
+
+def _response_digests(rows: pa.Table, setting: int) -> npt.NDArray[np.int64]:
+    kept = rows.filter(pa.compute.equal(rows["setting"], setting)).sort_by("example_id")
+    digests: npt.NDArray[np.int64] = kept["response_crc"].to_numpy()
+    return digests

@@ -22,7 +22,8 @@ from citer_ray.errors import DataError
 
 FloatArray = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]  # integers or floats
-Axis = Literal["llm_share", "gigabytes", "flops"]
+Axis = Literal["llm_share", "gigabytes", "flops", "seconds"]
+AXES: tuple[Axis, ...] = ("llm_share", "gigabytes", "flops", "seconds")
 
 # Names of methods; a round's router is named by `citer_method`.
 SLM = "slm"
@@ -67,6 +68,8 @@ class Point:
         bytes_moved: [N]; bytes moved for the response, by the cost model.
         flops_used: [N]; floating-point operations of the response, by the cost model.
         answered: bool [N]; whether an answer could be extracted at all; None means all were.
+        seconds: [N]; wall time of the response alone on its engines; None where no times were measured.
+        passes: mean forward passes of the SLM and of the LLM for an answer, where counted.
 
     Raises:
         DataError: arrays of different length, no examples, or impossible values.
@@ -79,6 +82,8 @@ class Point:
     bytes_moved: Numbers
     flops_used: Numbers
     answered: npt.NDArray[np.bool_] | None = None
+    seconds: Numbers | None = None
+    passes: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         arrays = [np.asarray(array) for array in self._columns()]
@@ -87,7 +92,7 @@ class Point:
             raise DataError(f"a point needs one value per example in each of its arrays; got shapes {sizes}")
         if self.knob is not None and not np.isfinite(self.knob):
             raise DataError(f"a point's knob must be a finite number or None; got {self.knob}")
-        costs = np.stack([array.astype(np.float64) for array in arrays[1:5]])
+        costs = np.stack([array.astype(np.float64) for array in arrays[1:6]])
         if not np.isfinite(costs).all() or (costs < 0).any() or (costs[0] > costs[1]).any():
             raise DataError(f"knob {self.knob}: tokens and costs must be finite and >= 0, and LLM tokens <= all tokens")
 
@@ -127,13 +132,23 @@ class Point:
         """Responses without an answer."""
         return 0 if self.answered is None else int(np.sum(~np.asarray(self.answered, dtype=np.bool_)))
 
+    @property
+    def mean_seconds(self) -> float | None:
+        """Mean wall time per answer."""
+        return None if self.seconds is None else float(np.mean(self.seconds))
+
+    def cost(self, axis: Axis) -> float:
+        """Its place on an axis; 0 seconds where no times were measured."""
+        return float(_costs(self.statistics().mean(axis=0)[None, None], axis)[0, 0])
+
     def _columns(self) -> list[Numbers]:
-        columns = [self.correct, self.llm_tokens, self.total_tokens, self.bytes_moved, self.flops_used]
+        seconds = np.zeros(np.shape(self.correct)) if self.seconds is None else self.seconds
+        columns = [self.correct, self.llm_tokens, self.total_tokens, self.bytes_moved, self.flops_used, seconds]
         return columns if self.answered is None else [*columns, self.answered]
 
     def statistics(self) -> FloatArray:
-        """float64 [N, 5]: correct, LLM tokens, all tokens, bytes, FLOPs; their means give every figure."""
-        return np.stack([np.asarray(column, dtype=np.float64) for column in self._columns()[:5]], axis=1)
+        """float64 [N, 6]: correct, LLM tokens, all tokens, bytes, FLOPs, seconds; their means give every figure."""
+        return np.stack([np.asarray(column, dtype=np.float64) for column in self._columns()[:6]], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +238,11 @@ class Frontier:
         """Mean accuracy over LLM shares from 0 to `max_share`: the area under the frontier, in [0, 1]."""
         return self._interval(self._area_rows(method, max_share))
 
+    def area_between(self, method: str, axis: Axis) -> Interval:
+        """Mean accuracy over costs from the SLM-only's to the LLM-only's."""
+        low_R, high_R = (self._curve(name, axis)[0][:, 0] for name in (SLM, LLM))
+        return self._interval(self._mean_rows(method, axis, low_R, np.maximum(high_R, np.nextafter(low_R, np.inf))))
+
     def area_difference(self, a: str, b: str, *, max_share: float = MAX_SHARE) -> Interval:
         """Area of `a` minus area of `b`, with a paired interval."""
         return self._interval(self._area_rows(a, max_share) - self._area_rows(b, max_share))
@@ -254,8 +274,8 @@ class Frontier:
         if key not in self._knots:
             points = self.points(method)
             knots = points if method in (SLM, LLM) else (self.slm, *points, self.llm)
-            statistics = np.stack([point.statistics() for point in knots], axis=1)  # [N, K, 5]
-            means = np.tensordot(self._weights, statistics, axes=1) / self.num_examples  # [R, K, 5]
+            statistics = np.stack([point.statistics() for point in knots], axis=1)  # [N, K, 6]
+            means = np.tensordot(self._weights, statistics, axes=1) / self.num_examples  # [R, K, 6]
             self._knots[key] = _merge_ties(*_in_order(_costs(means, axis), means[..., 0]))
         return self._knots[key]
 
@@ -267,12 +287,16 @@ class Frontier:
     def _area_rows(self, method: str, max_share: float) -> FloatArray:
         if not 0 < max_share <= 1:
             raise DataError(f"max_share must be in (0, 1]; got {max_share}")
-        x_RK, y_RK = self._curve(method, "llm_share")
-        ends = np.broadcast_to([0.0, max_share], (len(x_RK), 2))
-        at_RS = np.hstack([ends[:, :1], np.clip(x_RK, 0.0, max_share), ends[:, 1:]])
+        return self._mean_rows(method, "llm_share", np.zeros(1), np.full(1, max_share))
+
+    def _mean_rows(self, method: str, axis: Axis, low_R: FloatArray, high_R: FloatArray) -> FloatArray:
+        """Mean accuracy of each row's curve between two costs."""
+        x_RK, y_RK = self._curve(method, axis)
+        low_R1, high_R1 = (np.broadcast_to(end[:, None], (len(x_RK), 1)) for end in (low_R, high_R))
+        at_RS = np.hstack([low_R1, np.clip(x_RK, low_R1, high_R1), high_R1])
         read_RS = _read(x_RK, y_RK, at_RS)
         trapezoids = (read_RS[:, 1:] + read_RS[:, :-1]) / 2 * np.diff(at_RS, axis=1)
-        return np.asarray(trapezoids.sum(axis=1) / max_share)
+        return np.asarray(trapezoids.sum(axis=1) / (high_R1 - low_R1)[:, 0])
 
     def _intervals(self, rows_RS: FloatArray) -> list[Interval]:
         return [self._interval(column) for column in rows_RS.T]
@@ -284,12 +308,13 @@ class Frontier:
         return Interval(float(rows_R[0]), float(low), float(high))
 
 
-def _costs(means_RK5: FloatArray, axis: Axis) -> FloatArray:
+def _costs(means_RK6: FloatArray, axis: Axis) -> FloatArray:
     """Cost of each knot [R, K] from the mean statistics per answer."""
     if axis == "llm_share":
-        total = means_RK5[..., 2]
-        return np.divide(means_RK5[..., 1], total, out=np.zeros_like(total), where=total > 0)
-    return means_RK5[..., 3] / 1e9 if axis == "gigabytes" else means_RK5[..., 4]
+        total = means_RK6[..., 2]
+        return np.divide(means_RK6[..., 1], total, out=np.zeros_like(total), where=total > 0)
+    column = {"gigabytes": 3, "flops": 4, "seconds": 5}[axis]
+    return means_RK6[..., column] / (1e9 if axis == "gigabytes" else 1.0)
 
 
 def _in_order(x_RK: FloatArray, y_RK: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -1,4 +1,4 @@
-"""What fitting minimises: the preference's cross-entropy, its DPO-style form, and class weights.
+"""What fitting minimises: the preference's cross-entropy, its DPO-style form, Co-LLM's marginal likelihood.
 
 `training.py` sums these losses over a batch; labels are 1 for "prefer the SLM", 0 for "prefer the LLM", or a
 fraction.
@@ -34,6 +34,10 @@ class Objective:
     7). The reference policy takes the SLM as often as the labels prefer it. The order of the positions is
     that of the preference; p_slm is tilted by the reference, so it is not a calibrated preference.
 
+    `marginal`: -log[p y + (1 - p) (1 - y)] with p = sigma(m). With y = P_slm(x) / (P_slm(x) + P_llm(x)) for a reference
+    token x this is Co-LLM's negative log marginal likelihood over who writes x (Shen et al., arXiv 2403.03870,
+    equation 3), less a term that no weight changes. It equals the cross-entropy for labels of 0 and 1.
+
     Attributes:
         beta: 1 for `preference`.
         reference_logit: 0 for `preference`.
@@ -45,16 +49,23 @@ class Objective:
     reference_logit: float
     slm_weight: float
     llm_weight: float
+    marginal: bool = False
 
     def losses(self, logit_B: Tensor, label_B: Tensor) -> Tensor:
         """Weighted loss of each position, float32 [B]."""
         margin_B = self.beta * (logit_B - self.reference_logit)
-        loss_B = F.binary_cross_entropy_with_logits(margin_B, label_B, reduction="none")
+        if self.marginal:
+            joint_2B = torch.stack(
+                [F.logsigmoid(margin_B) + label_B.log(), F.logsigmoid(-margin_B) + torch.log1p(-label_B)]
+            )
+            loss_B = -torch.logsumexp(joint_2B, 0)
+        else:
+            loss_B = F.binary_cross_entropy_with_logits(margin_B, label_B, reduction="none")
         return loss_B * torch.lerp(logit_B.new_tensor(self.llm_weight), logit_B.new_tensor(self.slm_weight), label_B)
 
 
 def make_objective(
-    kind: Literal["preference", "dpo"],
+    kind: Literal["preference", "dpo", "marginal"],
     class_weights: Literal["none", "balanced"],
     *,
     dpo_beta: float,
@@ -79,7 +90,7 @@ def make_objective(
                 "set it to none, or label more examples"
             )
         slm_weight, llm_weight = 0.5 / label_mean, 0.5 / (1 - label_mean)
-    if kind == "preference":
-        return Objective(1.0, 0.0, slm_weight, llm_weight)
+    if kind != "dpo":
+        return Objective(1.0, 0.0, slm_weight, llm_weight, marginal=kind == "marginal")
     share = min(max(label_mean, _SMALLEST_SHARE), 1 - _SMALLEST_SHARE)
     return Objective(dpo_beta, math.log(share / (1 - share)), slm_weight, llm_weight)

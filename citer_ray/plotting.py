@@ -18,13 +18,15 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from citer_ray.errors import DataError
 from citer_ray.frontier import CITER_S, CONFIDENCE, LLM, ORACLE, RANDOM, SLM, citer_rounds
+from citer_ray.method_names import method_label
 from citer_ray.report_schema import MethodReport, Report
-from citer_ray.report_text import method_label
 
 # Okabe and Ito's palette, told apart also by colour-blind readers; lines differ in dash and marker besides.
 _GREY, _ORANGE, _SKY, _GREEN = "#7f7f7f", "#E69F00", "#56B4E9", "#009E73"
 _BLUE, _VERMILION, _PURPLE, _BLACK = "#0072B2", "#D55E00", "#CC79A7", "#000000"
 _ROUND_COLOURS = (_SKY, _BLUE, _PURPLE, _BLACK)
+# Other methods are in the pictures of `plotting_costs`: twenty bands would hide each other.
+_DRAWN = (RANDOM, CONFIDENCE, CITER_S, ORACLE)
 _SIZE_INCHES = (8.0, 4.4)
 _DPI = 150  # 1200 pixels wide: sharp at a README's 800
 
@@ -55,7 +57,7 @@ def plot_frontier(report: Report, path: str | Path, *, title: str = "", max_shar
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    routed = {name: method for name, method in report.methods.items() if name not in (SLM, LLM)}
+    routed = {name: method for name, method in report.methods.items() if name in _DRAWN or citer_rounds([name])}
     for name in routed:
         _draw_method(axes, report, name, max_share)
     _draw_end_points(axes, report, max_share)

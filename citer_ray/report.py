@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 from pydantic import JsonValue, ValidationError
 
-from citer_ray.claims import COMPARED_SHARES, NEAR_LLM, check_claims
+from citer_ray.claims import COMPARED_BUDGETS, COMPARED_SHARES, NEAR_LLM, check_claims
 from citer_ray.errors import DataError
 from citer_ray.file_replacement import replacing
 from citer_ray.frontier import MAX_SHARE, Axis, Frontier, Interval, Point
+from citer_ray.pass_times import PassTimes
 from citer_ray.report_schema import (
+    BudgetReport,
     CostReport,
     Measurement,
     MethodReport,
@@ -25,6 +27,8 @@ from citer_ray.report_schema import (
     Report,
     RoundReport,
     ShareReport,
+    SpeculationReport,
+    TimedReport,
 )
 from citer_ray.report_text import render_markdown
 
@@ -41,6 +45,10 @@ def build_report(
     best: str | None = None,
     notes: Sequence[str] = (),
     shares: Sequence[float] = COMPARED_SHARES,
+    not_run: Mapping[str, str] | None = None,
+    pass_times: PassTimes | None = None,
+    timed: Sequence[TimedReport] = (),
+    speculation: SpeculationReport | None = None,
 ) -> Report:
     """Put everything that was measured into one report.
 
@@ -52,6 +60,10 @@ def build_report(
         best: see `claims.check_claims`.
         notes: sentences on how it was measured.
         shares: LLM shares at which all methods are compared.
+        not_run: methods that could not run, and why.
+        pass_times: what passes took.
+        timed: responses that were decoded alone.
+        speculation: exact speculation against routing.
     """
     claims, not_checked = check_claims(frontier, exactness=exactness, best=best)
     return Report(
@@ -68,6 +80,10 @@ def build_report(
             max_share=MAX_SHARE,
             notes=list(notes),
         ),
+        not_run=dict(not_run or {}),
+        pass_times=pass_times,
+        timed=list(timed),
+        speculation=speculation,
     )
 
 
@@ -100,7 +116,8 @@ def load_report(path: str | Path) -> Report:
 
 
 def _method(frontier: Frontier, name: str, shares: Sequence[float]) -> MethodReport:
-    area = frontier.area(name)
+    area, area_gigabytes = frontier.area(name), frontier.area_between(name, "gigabytes")
+    budgets = [part * frontier.llm.gigabytes for part in COMPARED_BUDGETS]
     return MethodReport(
         points=[_point(point, frontier.point_accuracy(point)) for point in frontier.points(name)],
         area=area.value,
@@ -109,12 +126,22 @@ def _method(frontier: Frontier, name: str, shares: Sequence[float]) -> MethodRep
             ShareReport(llm_share=share, accuracy=at.value, accuracy_interval=(at.low, at.high))
             for share, at in zip(shares, frontier.accuracy(name, shares), strict=True)
         ],
+        at_budgets=[
+            BudgetReport(of_llm_only=part, gigabytes=budget, accuracy=at.value, accuracy_interval=(at.low, at.high))
+            for part, budget, at in zip(
+                COMPARED_BUDGETS, budgets, frontier.accuracy(name, budgets, axis="gigabytes"), strict=True
+            )
+        ],
+        area_gigabytes=area_gigabytes.value,
+        area_gigabytes_interval=(area_gigabytes.low, area_gigabytes.high),
         near_llm=_near_llm(frontier, name),
     )
 
 
 def _near_llm(frontier: Frontier, name: str) -> NearLlmReport | None:
-    axes: tuple[Axis, ...] = ("llm_share", "gigabytes", "flops")
+    axes: list[Axis] = ["llm_share", "gigabytes", "flops"]
+    if frontier.llm.seconds is not None:
+        axes.append("seconds")
     costs = {axis: frontier.cost_within(name, NEAR_LLM, axis=axis) for axis in axes}
     if not np.isfinite(list(costs.values())).all():
         return None
@@ -132,4 +159,7 @@ def _point(point: Point, accuracy: Interval) -> PointReport:
         tokens_per_answer=point.tokens_per_answer,
         accuracy_interval=(accuracy.low, accuracy.high),
         unanswered=point.unanswered,
+        seconds=point.mean_seconds,
+        slm_passes=None if point.passes is None else point.passes[0],
+        llm_passes=None if point.passes is None else point.passes[1],
     )

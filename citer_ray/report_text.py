@@ -11,25 +11,14 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from citer_ray.claims import NEAR_LLM
-from citer_ray.frontier import CITER_S, CONFIDENCE, LLM, ORACLE, RANDOM, SLM, citer_rounds
+from citer_ray.frontier import LLM, ORACLE, SLM
+from citer_ray.method_names import method_label
+from citer_ray.report_costs_text import not_run_section, speculation_section, timed_section
 from citer_ray.report_schema import CostReport, MethodReport, Report, RoundReport, ShareReport
+from citer_ray.report_table import table
 
 PLOT_NAME = "frontier.png"
 TABLE_SHARES = (0.02, 0.03, 0.05, 0.075, 0.1, 0.15)
-_NAMES = {
-    SLM: "SLM only",
-    LLM: "LLM only",
-    RANDOM: "random",
-    CONFIDENCE: "confidence",
-    CITER_S: "CITER-S",
-    ORACLE: "oracle",
-}
-
-
-def method_label(name: str) -> str:
-    """A method's name as it is shown to people."""
-    rounds = citer_rounds([name])
-    return f"CITER round {rounds[0]}" if rounds else _NAMES.get(name, name)
 
 
 def render_markdown(report: Report, plot: str = PLOT_NAME) -> str:
@@ -38,9 +27,13 @@ def render_markdown(report: Report, plot: str = PLOT_NAME) -> str:
         _heading(report, plot),
         _share_section(report),
         _end_point_section(report),
+        _budget_section(report),
         _near_llm_section(report),
+        speculation_section(report),
         _claim_section(report),
         _round_section(report.rounds),
+        timed_section(report),
+        not_run_section(report),
         _measurement_section(report),
         _point_section(report),
     ]
@@ -113,7 +106,7 @@ def _share_section(report: Report) -> str:
         "## Accuracy at equal LLM share\n\n"
         f"In per cent, with {mass} bootstrap intervals over examples; the best method in bold (the oracle, "
         "which knows both models' tokens, apart). A value between two measured points is interpolated.\n\n"
-        + _table(header, rows)
+        + table(header, rows)
     )
 
 
@@ -145,7 +138,29 @@ def _end_point_section(report: Report) -> str:
         "tokens per answer",
         "without an answer",
     ]
-    return "## End points\n\n" + _table(header, rows)
+    return "## End points\n\n" + table(header, rows)
+
+
+def _budget_section(report: Report) -> str:
+    """Accuracy at equal bytes moved."""
+    routed = {name: method for name, method in _routed(report).items() if method.at_budgets}
+    if not routed:
+        return ""
+    first = next(iter(routed.values())).at_budgets
+    header = ["method", *(f"{_share(at.of_llm_only)} ({at.gigabytes:.3g} GB)" for at in first), "area"]
+    rows = [
+        [
+            method_label(name),
+            *(f"{100 * at.accuracy:.1f} ({_range(at.accuracy_interval)})" for at in method.at_budgets),
+            "" if method.area_gigabytes is None else f"{100 * method.area_gigabytes:.1f}",
+        ]
+        for name, method in routed.items()
+    ]
+    return (
+        "## Accuracy at equal bytes moved\n\nParts of the bytes that the LLM alone moves; below a method's own "
+        "cheapest point its curve runs from the SLM alone. Area: mean from the SLM-only to the LLM-only answer's "
+        "bytes.\n\n" + table(header, rows)
+    )
 
 
 def _near_llm_section(report: Report) -> str:
@@ -160,12 +175,13 @@ def _near_llm_section(report: Report) -> str:
             f"{100 * costs.llm_share.value:.1f} ({_range(costs.llm_share.interval)})",
             f"{costs.gigabytes.value:.4g} ({_relative(costs.gigabytes, llm.gigabytes)})",
             f"{costs.flops.value / 1e9:.4g} ({_relative(costs.flops, llm.flops)})",
+            _seconds(costs.seconds, llm.seconds),
         ]
         for name, costs in near.items()
     ]
-    header = ["method", "LLM share %", "GB per answer (of LLM only)", "GFLOPs per answer (of LLM only)"]
+    header = ["method", "LLM share %", "GB per answer (of LLM only)", "GFLOPs per answer (of LLM only)", "seconds"]
     title = f"## Smallest cost within {100 * NEAR_LLM:g} points of the LLM's accuracy"
-    return f"{title}\n\n" + _table(header, rows)
+    return f"{title}\n\n" + table(header, rows)
 
 
 def _claim_section(report: Report) -> str:
@@ -181,7 +197,7 @@ def _claim_section(report: Report) -> str:
     summary = "All hold." if not failed else f"**{failed} of {len(rows)} do not hold.**"
     text = ["## Checked statements"]
     if rows:
-        text += [summary, _table(["statement", "measured", "holds"], rows)]
+        text += [summary, table(["statement", "measured", "holds"], rows)]
     if report.not_checked:
         text.append("Not checked: " + "; ".join(f"{m.name} ({m.reason})" for m in report.not_checked) + ".")
     return "\n\n".join(text)
@@ -202,7 +218,7 @@ def _round_section(rounds: Sequence[RoundReport]) -> str:
     }
     used = {name: values for name, values in columns.items() if any(value is not None for value in values)}
     rows = [[_value(value) for value in row] for row in zip(*used.values(), strict=True)]
-    return "## Rounds\n\n" + _table(list(used), rows)
+    return "## Rounds\n\n" + table(list(used), rows)
 
 
 def _rollout_policy(round_report: RoundReport) -> str:
@@ -242,13 +258,15 @@ def _point_section(report: Report) -> str:
             f"{point.flops / 1e9:.4g}",
             f"{point.tokens_per_answer:.1f}",
             str(point.unanswered),
+            *("" if value is None else f"{value:.3g}" for value in (point.slm_passes, point.llm_passes, point.seconds)),
         ]
         for name, method in report.methods.items()
         for point in method.points
     ]
     header = ["method", "knob", "LLM share %", "accuracy %", "GB", "GFLOPs", "tokens", "without an answer"]
+    header += ["SLM passes", "LLM passes", "seconds"]
     return (
-        "## All measured points\n\n<details><summary>per answer</summary>\n\n" + _table(header, rows) + "\n\n</details>"
+        "## All measured points\n\n<details><summary>per answer</summary>\n\n" + table(header, rows) + "\n\n</details>"
     )
 
 
@@ -287,6 +305,10 @@ def _relative(cost: CostReport, llm: float) -> str:
     return f"{100 * cost.value / llm:.1f} %" if llm else "-"
 
 
+def _seconds(cost: CostReport | None, llm: float | None) -> str:
+    return "" if cost is None or llm is None else f"{cost.value:.3g} ({_relative(cost, llm)})"
+
+
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
@@ -299,8 +321,3 @@ def _value(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

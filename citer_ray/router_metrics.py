@@ -29,6 +29,16 @@ class Confusion(BaseModel):
     llm_handed_off: int = Field(description="Label LLM, and the LLM would write.")
 
 
+class ReliabilityBin(BaseModel):
+    """Positions whose p_slm lies in one of `CALIBRATION_BINS` equal intervals."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    positions: int = Field(ge=1, description="How many.")
+    p_slm: float = Field(description="Their mean p_slm.")
+    label: float = Field(description="Their mean label; a calibrated router has the same value.")
+
+
 class RouterMetrics(BaseModel):
     """Metrics of one set of positions."""
 
@@ -41,10 +51,11 @@ class RouterMetrics(BaseModel):
     calibration_error: float = Field(description=f"Expected calibration error, {CALIBRATION_BINS} equal-width bins.")
     auc: float | None = Field(description="Area under the ROC curve; null where all labels are of one class.")
     confusion: dict[str, Confusion] = Field(description="Confusion of each case that occurs, by its lower-case name.")
+    reliability: tuple[ReliabilityBin, ...] = Field((), description="Calibration by intervals of p_slm, ascending.")
 
     def flat(self, prefix: str = "") -> dict[str, float]:
         """Numbers by name, for a tracker; what is not defined is left out."""
-        values = self.model_dump(exclude={"confusion"})
+        values = self.model_dump(exclude={"confusion", "reliability"})
         numbers = {f"{prefix}{name}": float(value) for name, value in values.items() if value is not None}
         for case, confusion in self.confusion.items():
             numbers |= {f"{prefix}{case}/{name}": float(count) for name, count in confusion.model_dump().items()}
@@ -87,7 +98,24 @@ def router_metrics(
             for member in Case
             if (case == member).any()
         },
+        reliability=reliability_bins(p_slm, label),
     )
+
+
+def reliability_bins(
+    p_B: npt.NDArray[np.float64], label_B: npt.NDArray[np.float64], bins: int = CALIBRATION_BINS
+) -> tuple[ReliabilityBin, ...]:
+    """Mean p and mean label of every interval of p that holds a position."""
+    index_B = np.minimum((p_B * bins).astype(np.int64), bins - 1)
+    found = []
+    for number in np.unique(index_B):
+        members = index_B == number
+        found.append(
+            ReliabilityBin(
+                positions=int(members.sum()), p_slm=float(p_B[members].mean()), label=float(label_B[members].mean())
+            )
+        )
+    return tuple(found)
 
 
 def expected_calibration_error(p_B: npt.ArrayLike, label_B: npt.ArrayLike, bins: int = CALIBRATION_BINS) -> float:

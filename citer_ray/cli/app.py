@@ -113,15 +113,21 @@ def evaluate(
     config: Config,
     overrides: Overrides = None,
     router: Annotated[list[Path] | None, typer.Option(help="Routers; null takes all of the run's.")] = None,
+    methods: Annotated[str | None, typer.Option(help="`all`, or names with commas (docs/evaluation.md).")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Test examples at most.")] = None,
     print_config: PrintConfig = False,
 ) -> None:
-    """Accuracy against cost on the test examples: report.json, report.md and frontier.png."""
+    """Accuracy against cost on the test examples: report.json, report.md, plots and pages."""
     settings = list(overrides or [])
     if limit is not None:
         settings.append(f"data.test_limit={limit}")
+    if methods is not None:
+        settings.append(f"evaluate.methods=[{methods}]")
     loaded = _load(config, settings, print_config)
+    from citer_ray.methods import chosen_methods
+
+    chosen_methods(loaded.evaluate.methods)  # an unknown name is said before anything starts
     from citer_ray.on_ray.experiment import Experiment
 
     with Experiment.start(loaded, sys.argv) as experiment:
-        experiment.show_report(experiment.evaluate(router))
+        experiment.show_report(experiment.evaluate_and_track(router))

@@ -17,11 +17,14 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
+from citer_ray.config import RouterConfig
 from citer_ray.engine import GREEDY, Sampling, Scores, TokenSequence, Turn
 from citer_ray.engines.hf_batcher import Batcher, SessionState
 from citer_ray.engines.hf_model import HiddenStateModel
-from citer_ray.engines.scorers import Scorer, find_scorer, response_key
+from citer_ray.engines.scorers import RouterScorer, Scorer, find_scorer, response_key
 from citer_ray.errors import RetryableError
+from citer_ray.features import HIDDEN_ALONE, FeatureReader
+from citer_ray.router import Router
 
 _HEAD_ROWS = 256  # positions of one output-layer call: 50 MB of float32 logits at a vocabulary of 50k
 
@@ -129,6 +132,19 @@ class TransformersEngine:
     def set_scorer(self, name: str, scorer: Scorer) -> None:
         """Add or replace a scorer; sessions that are open keep theirs."""
         self._scorers[name] = scorer
+
+    def router_scorer(self, router: Router) -> RouterScorer:
+        """A router as a scorer of this engine, with the features that it reads."""
+        alone = router.config.features == HIDDEN_ALONE
+        return RouterScorer(router, None if alone else FeatureReader(router.config, self._model.embedding_VH))
+
+    @torch.inference_mode()
+    def features(self, hidden_TH: npt.NDArray[np.floating], config: RouterConfig) -> npt.NDArray[np.float32]:
+        """What a router of this shape reads at positions whose hidden states are known, [T, F]."""
+        reader = FeatureReader(config, self._model.embedding_VH)
+        hidden = torch.from_numpy(np.asarray(hidden_TH, np.float32)).to(self._model.device, self._model.dtype)
+        parts = [reader(rows_CH, self._model.logits(rows_CH)) for rows_CH in hidden.split(_HEAD_ROWS)]
+        return torch.cat(parts).cpu().numpy()
 
     async def open(
         self,

@@ -82,6 +82,16 @@ class HiddenStateModel:
         self.device = model.device
         self.num_layers = int(self._text_config.num_hidden_layers)
 
+    @property
+    def embedding_VH(self) -> torch.Tensor:
+        """The input embedding."""
+        return cast(torch.Tensor, self._decoder.get_input_embeddings().weight)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the output layer's weights."""
+        return cast(torch.dtype, self._head.weight.dtype)
+
     @torch.inference_mode()
     def score_hidden(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """[B, T, H] of right-padded rows without a cache. Causality keeps the padding out of every real position."""

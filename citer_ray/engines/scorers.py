@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from citer_ray.features import FeatureReader
+
 PROMPT = "prompt:"  # before a scorer's name: `PromptScorer` of it
 
 
@@ -55,13 +57,14 @@ class ProbabilityModel(Protocol):
 
 
 class RouterScorer:
-    """`p_slm` of a router (CITER, section 3)."""
+    """`p_slm` of a router (CITER, section 3), on the hidden state or on the features that `reader` makes."""
 
-    def __init__(self, router: ProbabilityModel) -> None:
-        self._router = router
+    def __init__(self, router: ProbabilityModel, reader: FeatureReader | None = None) -> None:
+        self._router, self._reader = router, reader
 
     def __call__(self, state: StepState) -> torch.Tensor:
-        return self._router.p_slm(state.hidden_BH)
+        read = state.hidden_BH if self._reader is None else self._reader(state.hidden_BH, state.logits_BV)
+        return self._router.p_slm(read)
 
 
 def max_probability(state: StepState) -> torch.Tensor:

@@ -21,16 +21,17 @@ from citer_ray.calibration import CalibrationTable
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import config_digest, write_run_yaml
 from citer_ray.engines.build import EngineSpec
-from citer_ray.evaluation import aim_thresholds, end_settings, points, scorer_of, threshold_settings
+from citer_ray.evaluation import aim_thresholds, end_settings, points, threshold_settings
 from citer_ray.examples import LoadedExamples
-from citer_ray.frontier import CITER_S, LLM, SLM, Frontier, MethodCurve, citer_method
+from citer_ray.frontier import CITER_S, LLM, SLM, Frontier, MethodCurve, citer_method, citer_rounds
 from citer_ray.label_store import LabelManifest, LabelStore
+from citer_ray.methods import scorer_of
 from citer_ray.mlflow_tracker import make_tracker
 from citer_ray.on_ray.collect import run_collection, summarise
 from citer_ray.on_ray.evaluate import EvaluationPool, Routers, evaluation_pool
-from citer_ray.on_ray.evaluation_stage import evaluate_methods, method_of
+from citer_ray.on_ray.evaluation_stage import REPORT_FILES, EvaluationStage, method_of
+from citer_ray.on_ray.fit_stage import fitted_router
 from citer_ray.on_ray.session import check_resources, ray_session
-from citer_ray.on_ray.train import FitResult, fit_router
 from citer_ray.policy import AlwaysSlm, Policy, Threshold
 from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
 from citer_ray.provenance import write_provenance
@@ -39,7 +40,7 @@ from citer_ray.report_schema import Report, RoundReport
 from citer_ray.report_text import claims_table, terminal_table
 from citer_ray.router_artifact import RouterMetadata, load_router, read_metadata, save_router
 from citer_ray.stage_tables import labels_table, router_table
-from citer_ray.tracking import Tracker
+from citer_ray.tracking import EVAL_AREA, Tracker
 from citer_ray.workspace import round_name
 
 logger = logging.getLogger(__name__)
@@ -184,39 +185,10 @@ class Experiment:
 
     def fit(self, name: str) -> Calibrated:
         """The router of a label set, with its calibration table."""
-        manifest = self.citer_s_labels() if name == CITER_S else LabelStore(self.workspace.labels(name)).read_manifest()
-        fitted = self._fitted(name, manifest)
+        if name == CITER_S:
+            self.citer_s_labels()
+        fitted = fitted_router(self.prepared, name, self.config.router, self.config.fit, self.pool)
         return self._calibrated(name, fitted)
-
-    def _fitted(self, name: str, manifest: LabelManifest) -> RouterMetadata:
-        """Fit, unless the folder holds the router of these very labels and settings."""
-        folder = self.workspace.router(name)
-        digest = hashlib.sha256(
-            (manifest.digest() + config_digest(self.config, ("seed", "router", "fit"))).encode()
-        ).hexdigest()
-        if (folder / "router.json").exists():
-            metadata = read_metadata(folder)
-            if metadata.labels_digest == digest:
-                logger.info("router %s is fitted", name)
-                return metadata
-        result: FitResult = fit_router(
-            self.workspace.labels(name),
-            self.config.router,
-            self.config.fit,
-            seed=self.config.seed,
-            storage=self.workspace.fits(),
-            name=f"{name}-{digest[:12]}",
-        )
-        metadata = RouterMetadata(
-            architecture=self.config.router,
-            hidden_size=manifest.hidden_size,
-            fingerprint=self.prepared.fingerprint,
-            round=manifest.round,
-            handoff_token_id=self.prepared.info.handoff_token_id,
-            metrics=result.metrics,
-            labels_digest=digest,
-        )
-        return save_router(result.router, metadata, folder)
 
     def _calibrated(self, name: str, metadata: RouterMetadata) -> Calibrated:
         """Decode the validation examples at thresholds that aim at the configured shares."""
@@ -227,7 +199,7 @@ class Experiment:
         shares = self.config.evaluate.llm_shares
         scorer = scorer_of(method)
         with self.pool() as pool:
-            scores = pool.slm_scores(routers, [scorer], examples)[scorer]
+            scores = pool.knob_scores(routers, {method: Threshold(scorer, 0.0)}, examples)[method]
             settings = [*end_settings(), *threshold_settings(method, scorer, aim_thresholds(scores, shares))]
             stored = self.workspace.evaluation("validation")
             rows = pool.measure(f"{name}, validation", stored, routers, settings, examples)
@@ -297,10 +269,24 @@ class Experiment:
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, routers: Sequence[Path] | None = None) -> Report:
-        """Every configured method on the test examples; writes the report, its text and its plot."""
+        """Every configured method on the test examples; writes the report, its text, its pages and its plots."""
         validation, test = self.validation_examples.examples, self.test_examples.examples
         with self.pool() as pool:
-            return evaluate_methods(self.prepared, pool, validation=validation, test=test, routers=routers)
+            stage = EvaluationStage(self.prepared, pool, self.pool, lambda: self.collect_examples)
+            return stage.run(validation=validation, test=test, routers=routers)
+
+    def evaluate_and_track(self, routers: Sequence[Path] | None = None) -> Report:
+        """`evaluate`, with its figures in MLflow under the round whose router was evaluated last."""
+        self.tracker.start_experiment(self.config)
+        report = self.evaluate(routers)
+        rounds = citer_rounds(report.methods)
+        if rounds:
+            self.tracker.start_round(rounds[-1], {})
+            self._track_evaluation(report, citer_method(rounds[-1]))
+            self.tracker.end_round()
+        else:
+            self._track_files()
+        return report
 
     # -- tracking --------------------------------------------------------------------------------------------------
 
@@ -318,9 +304,21 @@ class Experiment:
         self.tracker.end_round()
 
     def _track_report(self, report: Report, champion: int) -> None:
-        for name in ("report.json", "report.md", "frontier.png"):
-            self.tracker.log_artifact(self.workspace.root / name)
+        self._track_files()
         self.tracker.promote(champion)
+
+    def _track_evaluation(self, report: Report, method: str) -> None:
+        """The evaluated router's own curve, and each method's area."""
+        last = report.methods[method]
+        self.tracker.log_metrics({f"{EVAL_AREA}/{name}": one.area for name, one in report.methods.items()})
+        self.tracker.log_metrics({EVAL_AREA: last.area})
+        self.tracker.log_curve("eval", [point.curve() for point in last.points])
+        self._track_files()
+
+    def _track_files(self) -> None:
+        for name in REPORT_FILES:
+            if (self.workspace.root / name).exists():
+                self.tracker.log_artifact(self.workspace.root / name)
 
     # -- what users see --------------------------------------------------------------------------------------------
 
@@ -338,5 +336,6 @@ class Experiment:
         """The report's tables and where its files are."""
         self.console.print(terminal_table(report))
         self.console.print(claims_table(report))
-        for name in ("report.md", "report.json", "frontier.png"):
-            self.console.print(f"wrote {self.workspace.root / name}", soft_wrap=True)
+        for name in REPORT_FILES:
+            if (self.workspace.root / name).exists():
+                self.console.print(f"wrote {self.workspace.root / name}", soft_wrap=True)

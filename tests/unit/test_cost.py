@@ -9,9 +9,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from citer_ray.config import ModelConfig
 from citer_ray.cost import ModelCost, PairCost, ResponseCost, RouterCost, autoregressive_passes
 from citer_ray.errors import PairError
 from citer_ray.model_shape import DecoderShape
+from citer_ray.pair.models import load_model
 
 KIB = 1024
 
@@ -119,6 +121,47 @@ def test_routed_responses_of_the_qwen2_pair(visits: int, gigabytes: float, ratio
     routed = QWEN2.response(autoregressive_passes(150, 60), routed_passes(150, 60, visits))
     assert routed.gigabytes == pytest.approx(gigabytes, abs=0.6)
     assert routed.gigabytes / alone.gigabytes == pytest.approx(ratio, abs=6e-4)
+
+
+LLAMA = PairCost(ModelCost.from_config(PUBLISHED["Llama-3.1-8B"]), ModelCost.from_config(PUBLISHED["Llama-3.1-70B"]))
+
+
+def test_a_response_of_the_llama_pair_worked_by_hand() -> None:
+    """Prompt 150, response 60, 12 visits.
+
+    70B reads 69.503e9 weights of 2 bytes a pass and 320 KiB of cache a token: 60 * 139.006 + 327680 * 10770 / 1e9.
+    8B reads 7.5049e9 weights and 128 KiB. 12 visits end at tokens 5, 10, ..., 60: 12 * 139.006 + 327680 * 2190 / 1e9.
+    """
+    assert LLAMA.llm.weight_bytes == 2 * (70_553_706_496 - 128_256 * 8192)
+    assert LLAMA.slm.weight_bytes == 2 * (8_030_261_248 - 128_256 * 4096)
+    llm = LLAMA.response(llm_passes=autoregressive_passes(150, 60))
+    slm = LLAMA.response(autoregressive_passes(150, 60))
+    routed = LLAMA.response(autoregressive_passes(150, 60), routed_passes(150, 60, 12))
+    assert llm.gigabytes == pytest.approx(8340.36 + 3.53, abs=0.1)
+    assert slm.gigabytes == pytest.approx(900.59 + 1.41, abs=0.1)
+    assert routed.gigabytes == pytest.approx(slm.gigabytes + 1668.07 + 0.72, abs=0.1)
+    # About the share and the ratio of the weights: 0.2 + 0.108, where the Qwen2 pair has 0.2 + 0.022.
+    assert routed.gigabytes / llm.gigabytes == pytest.approx(0.308, abs=1e-3)
+    # 2 FLOPs a weight and token, over 150 + 59 tokens, and the attention's 2 % of it.
+    assert llm.flops == pytest.approx(2 * 69.503e9 * 209, rel=0.02)
+
+
+@pytest.mark.parametrize("role", ["slm", "llm"])
+def test_bytes_of_the_embedded_models_are_counted(role: str) -> None:
+    """Each tensor that a pass of the shipped models multiplies with, and their real caches."""
+    model = load_model(ModelConfig(path=f"embedded:{role}"))
+    cost = ModelCost.from_config(model.config, dtype_bytes=4.0)
+    head = model.get_output_embeddings().weight
+    touched = {id(head): head.nbytes}
+    for module in model.modules():
+        if not isinstance(module, torch.nn.Embedding):
+            touched |= {id(one): one.nbytes for one in module.parameters(recurse=False)}
+    assert cost.weight_bytes == sum(touched.values())
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(torch.arange(9)[None], past_key_values=cache, use_cache=True)
+    in_cache = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert cost.pass_bytes(9, 0) == sum(touched.values()) + in_cache
 
 
 def test_a_share_of_one_third_lies_between_whole_visits() -> None:

@@ -24,7 +24,9 @@ from citer_ray.evaluation import (
 )
 from citer_ray.examples import Example
 from citer_ray.frontier import LLM, ORACLE, RANDOM, SLM
-from citer_ray.policy import LLM_ONLY_THRESHOLD, Threshold, Writer
+from citer_ray.methods import knob_scores
+from citer_ray.pass_times import PassTimes
+from citer_ray.policy import LLM_ONLY_THRESHOLD, Cascade, Speculative, Threshold, Writer
 from citer_ray.prompts import PromptFormat
 from tests.conftest import EOS_ID
 from tests.unit.test_labelling import TOKENIZER, ids_of
@@ -100,8 +102,48 @@ async def test_ends_of_a_routers_knob_are_compared_token_for_token() -> None:
 
 
 async def test_scores_come_from_the_slms_own_responses() -> None:
-    scores = await decoder("x4", "y5", score=0.25).slm_scores(["router"], EXAMPLES)
-    assert scores == {"router": [0.25] * 6}
+    probe = Threshold("router", 0.0)
+    (traces,) = await decoder("x4", "y5", score=0.25).traces([probe], EXAMPLES)
+    assert [knob_scores(trace, probe) for trace in traces] == [[0.25] * 3] * 2
+
+
+async def test_a_cascade_is_charged_for_both_answers_and_a_query_router_for_one_decision() -> None:
+    """The scripted log-probabilities are 0, so an answer's score is 1."""
+    settings = [
+        *end_settings(),
+        Setting("cascade_sum", 1.1, Cascade("sum", 1.1)),
+        Setting("routellm", 0.2, Threshold("prompt:router", 0.2, 20)),
+        Setting("citer_round_1", 0.2, Threshold("router", 0.2)),
+    ]
+    rows = await decoder("x\\boxed{4}", "x\\boxed{5}").measure(settings, EXAMPLES)
+    measured = points(rows, settings, ["a", "b"])
+    (cascade,), (slm,), (llm,) = measured["cascade_sum"], measured[SLM], measured[LLM]
+    assert cascade.llm_share == 1.0 and cascade.accuracy == llm.accuracy
+    assert cascade.gigabytes == pytest.approx(slm.gigabytes + llm.gigabytes)
+    assert cascade.passes == (11, 11) and slm.passes == (11, 0)
+    # 10 parameters of 4 bytes: asked once a response by the query router, at each token by the token router.
+    (query,), (token,) = measured["routellm"], measured["citer_round_1"]
+    assert (token.gigabytes - slm.gigabytes) * 1e9 == pytest.approx(11 * 40)
+    assert (query.gigabytes - slm.gigabytes) * 1e9 == pytest.approx(1 * 40)
+
+
+async def test_speculation_counts_drafts() -> None:
+    setting = Setting("speculative", 2.0, Speculative("exact", 2))
+    rows = (await decoder("xy4", "xz4").measure([setting], EXAMPLES)).to_pylist()
+    # x y | x z: x stands, y is replaced by z; then 4 and EOS stand.
+    assert {(row["drafted"], row["judged"], row["accepted"], row["llm_passes"]) for row in rows} == {(4, 4, 3, 2)}
+
+
+async def test_wall_times_are_priced_from_passes() -> None:
+    settings = end_settings()
+    rows = await decoder("x4", "y5").measure(settings, EXAMPLES)
+    times = PassTimes(slm_pass=1, llm_pass=10, slm_token=0.1, llm_token=0.01, decision=5)
+    measured = points(rows, settings, ["a", "b"], times)
+    # 3 passes; the first one reads the 2 ids of the prompt.
+    assert measured[SLM][0].mean_seconds == pytest.approx(3 * 1 + 1 * 0.1)
+    assert measured[LLM][0].mean_seconds == pytest.approx(3 * 10 + 1 * 0.01)
+    timed = await decoder("x4", "y5").timed(settings[0], EXAMPLES[0])
+    assert timed["seconds"] > 0 and timed["slm_passes"] == 3
 
 
 def test_passes_one_by_one() -> None:

@@ -15,9 +15,14 @@ from rich.console import Console
 from citer_ray.claims import Claim, check_claims
 from citer_ray.errors import DataError
 from citer_ray.frontier import LLM, SLM, Frontier, MethodCurve, Point
+from citer_ray.learned import LearnedPage, ShownResponse
+from citer_ray.method_names import method_label
+from citer_ray.pass_times import PassTimes
 from citer_ray.report import build_report, load_report, write_report
-from citer_ray.report_schema import Report, RoundReport
-from citer_ray.report_text import claims_table, method_label, render_markdown, terminal_table
+from citer_ray.report_pages import write_learned_page, write_report_page
+from citer_ray.report_schema import DraftReport, Report, RoundReport, SpeculationReport, TimedReport
+from citer_ray.report_text import claims_table, render_markdown, terminal_table
+from citer_ray.router_metrics import ReliabilityBin
 
 SHARES = (0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.3)
 CURVES = {
@@ -98,7 +103,8 @@ def test_json_has_the_agreed_shape(report: Report, tmp_path: Path) -> None:
         assert 0 <= method["area_interval"][0] <= method["area"] <= method["area_interval"][1] <= 1
         for point in method["points"]:
             needed = {"knob", "llm_share", "accuracy", "gigabytes", "flops", "tokens_per_answer"}
-            assert needed | {"accuracy_interval", "unanswered"} == set(point)
+            needed |= {"accuracy_interval", "unanswered", "seconds", "slm_passes", "llm_passes"}
+            assert needed == set(point)
             assert point["accuracy_interval"][0] <= point["accuracy"] <= point["accuracy_interval"][1]
     assert [r["round"] for r in content["rounds"]] == [1, 2]
     assert content["rounds"][1]["seconds"] == 12.5
@@ -152,6 +158,9 @@ def test_all_claims_hold_on_the_good_frontier(report: Report) -> None:
         "round_2_above_round_1": True,
         "labels_at_least_citer_s": True,
         "llm_accuracy_at_small_share": True,
+        "area_above_random": True,
+        "area_above_confidence": True,
+        "area_above_citer_s": True,
         ZERO_IS_SLM: True,
         ABOVE_ONE_IS_LLM: True,
     }
@@ -257,7 +266,7 @@ def test_markdown_tables(report: Report) -> None:
 
 def test_markdown_says_what_does_not_hold() -> None:
     text = render_markdown(make_report(exactness={**EXACT, SLM: (399, 400)}))
-    assert "**1 of 7 do not hold.**" in text
+    assert "**1 of 10 do not hold.**" in text
     assert "| 399 of 400 responses are equal, token for token | **no** |" in text
 
 
@@ -270,7 +279,81 @@ def test_terminal_tables(report: Report) -> None:
     assert "SLM only 38.0 %, LLM only 98.5 %" in text
     row = next(line for line in text.splitlines() if "CITER round 2" in line)
     assert "85." in row
-    assert text.count("yes") == 7
+    assert text.count("yes") == 10
+
+
+def test_equal_bytes_are_parts_of_the_llms(report: Report) -> None:
+    frontier = make_frontier()
+    method = report.methods["citer_round_2"]
+    budget = method.at_budgets[1]
+    assert budget.gigabytes == pytest.approx(0.3 * frontier.llm.gigabytes)
+    expected = frontier.accuracy("citer_round_2", [budget.gigabytes], axis="gigabytes")[0]
+    assert (budget.accuracy, *budget.accuracy_interval) == tuple(expected)
+    assert method.area_gigabytes is not None and report.methods["random"].area_gigabytes is not None
+    assert method.area_gigabytes > report.methods["random"].area_gigabytes
+    assert "## Accuracy at equal bytes moved" in render_markdown(report)
+
+
+def test_speculation_times_and_what_was_not_run_have_sections() -> None:
+    times = PassTimes(slm_pass=0.001, llm_pass=0.004, slm_token=0, llm_token=1e-5, decision=1e-4)
+    draft = DraftReport(
+        draft_length=4,
+        acceptance=0.86,
+        tokens_per_llm_pass=3.4,
+        gigabytes=1e-3,
+        of_llm_only=0.5,
+        modelled_break_even=0.31,
+    )
+    report = make_report(
+        speculation=SpeculationReport(
+            drafts=[draft],
+            cheapest=4,
+            method="citer_round_2",
+            break_even_share=0.3,
+            accuracy_there=0.97,
+            llm_accuracy=0.985,
+        ),
+        pass_times=times,
+        timed=[
+            TimedReport(method=name, knob=None, responses=3, seconds=s, predicted=s, tokens_per_second=60 / s)
+            for name, s in (("llm", 0.2), ("citer_round_2", 0.1))
+        ],
+        not_run={"r2r": "no labels"},
+    )
+    text = render_markdown(report)
+    assert "| 4 | 86.0 | 3.40 | 0.001 (50.0 %) | 31.0 |" in text
+    assert "below an LLM share of 30.0 %; there it answers 97.0 % right, the LLM 98.5 %." in text
+    assert "| CITER round 2 |  | 0.1 | 0.1 | 600 | 2.00 |" in text and "4.00 ms a pass of the LLM" in text
+    assert "| R2R-style | no labels |" in text
+
+
+def test_pages_hold_their_data_and_load_nothing(report: Report, tmp_path: Path) -> None:
+    """A token that would end the script element does not."""
+    page = LearnedPage.build(
+        "citer_round_2",
+        0.9,
+        [
+            ShownResponse(
+                question="q",
+                correct=True,
+                tokens=["</script>", "4", "4"],
+                by_llm=[True, True, False],
+                scores=[0.2, 0.3, 1],
+            )
+        ],
+        shown=1,
+        reliability=[ReliabilityBin(positions=5, p_slm=0.9, label=0.8)],
+    )
+    assert page.llm_share == pytest.approx(2 / 3) and page.accuracy == 1
+    assert [(one.token, one.by_llm, one.total) for one in page.most_routed] == [("</script>", 1, 1), ("4", 1, 2)]
+    paths = [
+        write_report_page(report, tmp_path / "report.html"),
+        write_learned_page(page, tmp_path / "learned.html"),
+    ]
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert text.count("</script>") == 1 and "/*DATA*/" not in text
+        assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_labels_of_methods() -> None:

@@ -1,0 +1,1 @@
+"""Templates of HTML pages; `report_pages.py` fills them."""
