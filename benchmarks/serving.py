@@ -1,4 +1,4 @@
-"""What Ray Serve and HTTP add to routed decoding: one stream of the embedded pair, against the same loop in one process.
+"""What Ray Serve and HTTP add to routed decoding: one stream of the embedded pair against the loop in one process.
 
 Both ways decode the same tokens in turn, at an LLM share of about 20 %, with a router of random weights (what is routed
 does not matter here, how often does). Read by `__main__`.
