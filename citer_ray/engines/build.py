@@ -16,6 +16,8 @@ import torch
 from citer_ray.config import CiterConfig, ModelConfig, Replicas, VllmConfig
 from citer_ray.engine import Engine
 from citer_ray.engines.hf import TransformersEngine
+from citer_ray.engines.remote import RemoteEngine
+from citer_ray.engines.remote_client import RemoteClient
 from citer_ray.engines.vllm_placement import (
     Placement,
     claim_cores,
@@ -68,7 +70,8 @@ class EngineSpec:
 
 
 def check_engines(spec: EngineSpec) -> None:
-    """Refuse what vLLM could not run, before any process starts or any weights load. Other engines need no check.
+    """Refuse what vLLM could not run, before any process starts or any weights load. Other engines need no check, and
+    nor does an LLM that another server runs.
 
     Raises:
         ConfigError: vLLM or its plugin is missing, or a setting does not fit a model.
@@ -85,7 +88,7 @@ def check_engines(spec: EngineSpec) -> None:
             "prompt or response contains"
         )
     settings = ModelSettings(spec.shared_vocab_size, tuple(_masked(spec)), spec.handoff_token_id)
-    roles: tuple[Role, ...] = ("slm", "llm")
+    roles: tuple[Role, ...] = ("slm",) if is_remote("llm", spec) else ("slm", "llm")
     for role in roles:
         architecture = check(resolve_path(spec.model(role)), settings, _vllm_options(role, spec, Placement()), None)
         if role == "slm" and architecture is None:
@@ -94,6 +97,11 @@ def check_engines(spec: EngineSpec) -> None:
                 f"{routed_names()}, add a line to citer_ray/engines/vllm_architectures.py, or set engine.kind: "
                 "transformers"
             )
+
+
+def is_remote(role: Role, spec: EngineSpec) -> bool:
+    """Whether another server runs this model."""
+    return role == "llm" and spec.config.engine.remote.url is not None
 
 
 def build_engine(
@@ -120,6 +128,14 @@ def build_engine(
         PairError: the model cannot be loaded, or the router belongs to another one.
         ConfigError: the engine's kind is not available.
     """
+    if is_remote(role, spec):
+        return RemoteEngine(
+            RemoteClient(spec.config.engine.remote),
+            shared_vocab_size=spec.shared_vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+            max_model_len=spec.max_model_len,
+            masked_ids=_masked(spec),
+        )
     if spec.config.engine.kind == "vllm":
         placements = _placements([role], spec, worker)
         return _vllm_engine(role, spec, router, purpose, placements[0])
@@ -144,10 +160,10 @@ def build_pair(
     spec: EngineSpec, *, router: Path | None = None, executor: Executor | None = None, worker: Replicas | None = None
 ) -> tuple[Engine, Engine]:
     """Both models in one process, each on its own part of the process's cores or GPUs; see `build_engine`."""
-    if spec.config.engine.kind == "vllm":
+    if spec.config.engine.kind == "vllm" and not is_remote("llm", spec):
         slm, llm = _placements(["slm", "llm"], spec, worker)
         return _vllm_engine("slm", spec, router, "decode", slm), _vllm_engine("llm", spec, None, "decode", llm)
-    slm_engine = build_engine("slm", spec, router=router, executor=executor)
+    slm_engine = build_engine("slm", spec, router=router, executor=executor, worker=worker)
     return slm_engine, build_engine("llm", spec, executor=executor)
 
 
