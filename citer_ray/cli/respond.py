@@ -109,15 +109,38 @@ def decode(
 
 
 def chat(
-    config: Config,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Configuration file; both models here.")] = None,
     overrides: Overrides = None,
     router: RouterFolder = None,
     threshold: ThresholdOption = None,
     llm_share: ShareOption = None,
     model: ModelOption = "routed",
+    slm: Annotated[
+        str | None, typer.Option("--slm", help="Edge mode: folder or hub name of the SLM, run here.")
+    ] = None,
+    llm_url: Annotated[str | None, typer.Option("--llm-url", help="Edge mode: URL of the LLM's server (vLLM).")] = None,
+    llm: Annotated[str | None, typer.Option("--llm", help="Edge mode: the LLM's config.json, for gigabytes.")] = None,
+    llm_model: Annotated[str | None, typer.Option("--llm-model", help="Edge mode: its name on the server.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Edge mode: tokens of an answer.")] = 512,
+    on_llm_unavailable: Annotated[
+        str, typer.Option("--on-llm-unavailable", help="Edge mode: error, or slm to go on with the SLM alone.")
+    ] = "error",
 ) -> None:
-    """Answer questions from the terminal, one a line; an empty line or Ctrl-D ends."""
+    """Answer questions from the terminal, one a line; an empty line or Ctrl-D ends.
+
+    Either --config, or edge mode: --slm runs here and --llm-url is a server whose key is in CITER_LLM_API_KEY.
+    """
     console = Console()
+    if slm is not None and llm_url is not None and config is None:
+        from citer_ray.cli.edge_chat import EdgeSettings, chat_loop
+
+        settings = EdgeSettings(
+            slm, llm_url, llm, llm_model, router, threshold, llm_share, model, max_tokens, on_llm_unavailable
+        )
+        chat_loop(settings, console)
+        return
+    if config is None or slm is not None or llm_url is not None:
+        raise ConfigError("citer chat needs either --config FILE, or both --slm PATH and --llm-url URL")
     responder = Responder(config, overrides, router, threshold, llm_share, model)
     while True:
         try:
