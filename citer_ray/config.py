@@ -160,10 +160,20 @@ class CollectConfig(Section):
         return self
 
 
+Feature = Literal["hidden", "top_logits", "token_embedding"]
+
+
 class RouterConfig(Section):
     """The router: an MLP from the SLM's hidden state to p_slm (CITER, appendix; sizes as in the released code)."""
 
-    widths: tuple[float, ...] = Field((2.0, 1.0), description="Hidden layers' widths, as multiples of hidden_size.")
+    features: tuple[Feature, ...] = Field(
+        ("hidden",),
+        min_length=1,
+        description="What the router reads of the SLM, in this order: its hidden state, its largest logits, the "
+        "embedding of its greedy token. All but `hidden` need `engine.kind: transformers`.",
+    )
+    top_logits: Positive = Field(32, description="How many logits `top_logits` reads, largest first.")
+    widths: tuple[float, ...] = Field((2.0, 1.0), description="Hidden layers' widths, as multiples of the input's.")
     batch_norm: bool = Field(True, description="Batch norm after the first linear layer.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout after every hidden layer.")
 
@@ -171,9 +181,10 @@ class RouterConfig(Section):
 class FitConfig(Section):
     """How the router is fitted."""
 
-    objective: Literal["preference", "dpo"] = Field(
+    objective: Literal["preference", "dpo", "marginal"] = Field(
         "preference",
-        description="Cross-entropy of the preference, or its DPO-style form with a reference margin.",
+        description="Cross-entropy of the preference, its DPO-style form with a reference margin, or Co-LLM's marginal "
+        "likelihood of the reference token over who writes it.",
     )
     dpo_beta: float = Field(1.0, gt=0, description="Inverse temperature of the DPO-style objective.")
     class_weights: Literal["none", "balanced"] = Field(
@@ -203,17 +214,60 @@ class IterateConfig(Section):
     citer_s: bool = Field(True, description="Also fit CITER-S (no long-term reward) for comparison.")
 
 
+class BaselineConfig(Section):
+    """The router of a method that CITER is compared with, and how it is fitted."""
+
+    router: RouterConfig = Field(RouterConfig(), description="The router's shape.")
+    fit: FitConfig = Field(FitConfig(), description="Its training; workers and devices are those of `fit`.")
+
+
+class BaselinesConfig(Section):
+    """Methods whose routers are fitted by the evaluation (docs/evaluation.md)."""
+
+    examples: Positive = Field(600, description="Examples of `data.collect` that their labels are made from, at most.")
+    routellm: BaselineConfig = Field(
+        BaselineConfig(
+            router=RouterConfig(widths=(), batch_norm=False),
+            fit=FitConfig(batch_size=64, max_epochs=100, patience=20, learning_rate=3e-3),
+        ),
+        description="RouteLLM-style: who answers a whole query, from the prompt's hidden state.",
+    )
+    collm: BaselineConfig = Field(
+        BaselineConfig(
+            router=RouterConfig(widths=(), batch_norm=False), fit=FitConfig(objective="marginal", learning_rate=3e-3)
+        ),
+        description="Co-LLM: a linear deferral head on the frozen SLM, by marginal likelihood.",
+    )
+    r2r: BaselineConfig = Field(
+        BaselineConfig(router=RouterConfig(features=("hidden", "top_logits", "token_embedding"))),
+        description="R2R-style: does the SLM's token change the outcome.",
+    )
+
+
 class EvaluateConfig(Section):
     """Accuracy against cost."""
 
     methods: tuple[str, ...] = Field(
         ("slm", "llm", "random", "confidence", "citer_s", "citer", "oracle"),
-        description="Methods in the report.",
+        description="Methods in the report, or `all` (docs/evaluation.md names them).",
     )
     llm_shares: tuple[Fraction, ...] = Field(
         (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5),
         description="LLM shares that each method's knob aims at, through the validation split.",
     )
+    quantiles: tuple[Fraction, ...] = Field(
+        (0.1, 0.25, 0.5, 0.75),
+        description="What knobs of other methods aim at: the part of queries that a query router or a cascade gives to "
+        "the LLM, the part of differing draft tokens that a speculative rule rejects.",
+    )
+    draft_length: Positive = Field(4, description="Tokens of a draft, for speculative methods with another knob.")
+    draft_lengths: tuple[Positive, ...] = Field(
+        (1, 2, 4, 8), description="Draft lengths of speculative decoding, whose knob it is."
+    )
+    timed_examples: int = Field(
+        6, ge=0, description="Test examples that are decoded one at a time for wall times, with one setting a method."
+    )
+    shown_examples: int = Field(24, ge=0, description="Responses that the page of what the router learned shows.")
     max_new_tokens: Positive = Field(256, description="Limit of a response, in tokens.")
     responses_in_flight: Positive = Field(256, description="Responses that one worker decodes at once.")
     bootstrap_samples: Positive = Field(1000, description="Resamples of the examples for the intervals.")
@@ -256,6 +310,7 @@ class CiterConfig(Section):
     fit: FitConfig = Field(FitConfig(), description="The router's training.")
     iterate: IterateConfig = Field(IterateConfig(), description="Rounds.")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Evaluation.")
+    baselines: BaselinesConfig = Field(BaselinesConfig(), description="Routers of other methods.")
     serve: ServeConfig = Field(ServeConfig(), description="Serving.")
     tracking: TrackingConfig = Field(TrackingConfig(), description="MLflow.")
     ray: RayConfig = Field(RayConfig(), description="Ray.")
