@@ -47,6 +47,9 @@ class RouterMetadata(BaseModel):
     )
     handoff_token_id: int | None = Field(None, ge=0, description="Token id that means handoff inside vLLM.")
     metrics: RouterMetrics | None = Field(None, description="Metrics on the held-out part of the labels.")
+    losses: tuple[tuple[float, float], ...] = Field(
+        (), description="Training and validation loss of each epoch of the fit, under its objective."
+    )
     labels_digest: str | None = Field(None, description="Digest of the label manifest.")
     weights_sha256: str | None = Field(None, description="SHA-256 of the weights' file; saving fills it in.")
 

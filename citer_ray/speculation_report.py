@@ -61,7 +61,7 @@ def _measured_share(frontier: Frontier, method: str, gigabytes: float) -> float:
     knots = sorted(
         (point.gigabytes, point.llm_share) for point in (frontier.slm, *frontier.points(method), frontier.llm)
     )
-    return float(np.interp(gigabytes, *zip(*knots, strict=True)))
+    return float(np.interp(gigabytes, [cost for cost, _ in knots], [share for _, share in knots]))
 
 
 def timed_report(

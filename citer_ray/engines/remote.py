@@ -108,7 +108,9 @@ class RemoteEngine:
 
     async def write(self, context: Sequence[int], max_tokens: int, sampling: Sampling) -> Turn:
         """Up to `max_tokens` tokens after a context."""
-        ids, tokens, logprobs = list(context), [], []
+        ids = list(context)
+        tokens: list[int] = []
+        logprobs: list[float] = []
         while len(tokens) < max_tokens:
             count = max_tokens - len(tokens) if sampling.is_argmax else 1
             written = await self._client.complete(ids, count, **self._fields(ids, sampling))

@@ -88,7 +88,7 @@ class RemoteClient:
             ConfigError: the server refuses the request, or answers without token ids.
             RetryableError: the server is away (the class that `away` names).
         """
-        body = {
+        body: dict[str, Any] = {
             "prompt": list(prompt_ids),
             "max_tokens": max_tokens,
             "logprobs": 1,
@@ -172,8 +172,9 @@ class RemoteClient:
             raise ConfigError(f"{self._where} does not return logprobs, which routing needs; use one that does (vLLM)")
         named = [_token_id(token) for token in logprobs.tokens]
         given = None if echoed else getattr(choice, "token_ids", None)
-        ids = given if isinstance(given, list) else named
-        if any(not isinstance(token, int) for token in ids) or len(ids) != len(logprobs.token_logprobs):
+        found: list[Any] = given if isinstance(given, list) else named
+        ids = [token for token in found if isinstance(token, int)]
+        if len(ids) != len(found) or len(ids) != len(logprobs.token_logprobs):
             raise ConfigError(
                 f"{self._where} does not return token ids: it ignores return_token_ids and return_tokens_as_token_ids. "
                 "Text alone cannot be routed; use a server with vLLM's extension"

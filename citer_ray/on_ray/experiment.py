@@ -23,7 +23,7 @@ from citer_ray.config_loading import config_digest, write_run_yaml
 from citer_ray.engines.build import EngineSpec
 from citer_ray.evaluation import aim_thresholds, end_settings, points, threshold_settings
 from citer_ray.examples import LoadedExamples
-from citer_ray.frontier import CITER_S, LLM, SLM, Frontier, MethodCurve, citer_method, citer_rounds
+from citer_ray.frontier import CITER_S, LLM, SLM, Frontier, MethodCurve, Point, citer_method, citer_rounds
 from citer_ray.label_store import LabelManifest, LabelStore
 from citer_ray.methods import scorer_of
 from citer_ray.mlflow_tracker import make_tracker
@@ -40,7 +40,18 @@ from citer_ray.report_schema import Report, RoundReport
 from citer_ray.report_text import claims_table, terminal_table
 from citer_ray.router_artifact import RouterMetadata, load_router, read_metadata, save_router
 from citer_ray.stage_tables import labels_table, router_table
-from citer_ray.tracking import EVAL_AREA, Tracker
+from citer_ray.tracking import (
+    EVAL_AREA,
+    FRONTIER,
+    LABELS_FLIPS,
+    LABELS_MEAN,
+    LABELS_ROLLOUTS,
+    LABELS_TOKENS_PER_SECOND,
+    TRAIN_LOSS,
+    VALIDATION_AREA,
+    VALIDATION_LOSS,
+    Tracker,
+)
 from citer_ray.workspace import round_name
 
 logger = logging.getLogger(__name__)
@@ -56,6 +67,7 @@ class Calibrated:
 
     metadata: RouterMetadata
     area: float
+    points: tuple[Point, ...]
 
 
 class Experiment:
@@ -213,7 +225,7 @@ class Experiment:
         chosen = min((p for p in measured[method] if p.accuracy >= best - 0.01), key=lambda point: point.llm_share)
         updated = metadata.model_copy(update={"calibration": table, "threshold": float(chosen.knob or 0.0)})
         router, _ = load_router(folder, slm_fingerprint=self.prepared.fingerprint.slm)
-        return Calibrated(save_router(router, updated, folder), frontier.area(method).value)
+        return Calibrated(save_router(router, updated, folder), frontier.area(method).value, curve.points)
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
@@ -263,7 +275,7 @@ class Experiment:
             fit={} if metrics is None else metrics.flat(),
             validation_area=calibrated.area,
         )
-        self._track_round(summary, manifest)
+        self._track_round(summary, manifest, calibrated)
         return summary
 
     # -- evaluation ------------------------------------------------------------------------------------------------
@@ -290,15 +302,18 @@ class Experiment:
 
     # -- tracking --------------------------------------------------------------------------------------------------
 
-    def _track_round(self, summary: RoundReport, manifest: LabelManifest) -> None:
+    def _track_round(self, summary: RoundReport, manifest: LabelManifest, calibrated: Calibrated) -> None:
         metrics = {f"fit/{name}": value for name, value in summary.fit.items()}
         metrics |= {f"labels/{name}": float(count) for name, count in summary.cases.items()}
-        metrics["labels/rollouts"] = float(manifest.rollouts)
-        metrics["labels/tokens_per_second"] = manifest.tokens_per_second
-        metrics["labels/mean"] = summary.label_mean or 0.0
-        metrics["labels/flips"] = float(summary.label_flips or 0)
-        metrics["validation/area"] = summary.validation_area or 0.0
+        metrics[LABELS_ROLLOUTS] = float(manifest.rollouts)
+        metrics[LABELS_TOKENS_PER_SECOND] = manifest.tokens_per_second
+        metrics[LABELS_MEAN] = summary.label_mean or 0.0
+        metrics[LABELS_FLIPS] = float(summary.label_flips or 0)
+        metrics[VALIDATION_AREA] = summary.validation_area or 0.0
         self.tracker.log_metrics(metrics)
+        for epoch, (train, validation) in enumerate(calibrated.metadata.losses, start=1):
+            self.tracker.log_metrics({TRAIN_LOSS: train, VALIDATION_LOSS: validation}, step=epoch)
+        self.tracker.log_curve(FRONTIER, [_numbers(point) for point in calibrated.points])
         self.tracker.log_artifact(self.workspace.router(round_name(summary.round)) / "router.json")
         self.tracker.register_router(self.workspace.router(round_name(summary.round)), summary.round)
         self.tracker.end_round()
@@ -339,3 +354,14 @@ class Experiment:
         for name in REPORT_FILES:
             if (self.workspace.root / name).exists():
                 self.console.print(f"wrote {self.workspace.root / name}", soft_wrap=True)
+
+
+def _numbers(point: Point) -> dict[str, float]:
+    """A validation point, for a tracker."""
+    return {
+        "threshold": float(point.knob or 0.0),
+        "llm_share": point.llm_share,
+        "accuracy": point.accuracy,
+        "gigabytes": point.gigabytes,
+        "flops": point.flops,
+    }

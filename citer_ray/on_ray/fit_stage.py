@@ -64,6 +64,7 @@ def fitted_router(
         round=manifest.round,
         handoff_token_id=prepared.info.handoff_token_id,
         metrics=result.metrics,
+        losses=tuple((epoch.train_loss, epoch.validation_loss) for epoch in result.history),
         labels_digest=digest,
     )
     return save_router(result.router, metadata, folder)

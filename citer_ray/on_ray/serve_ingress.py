@@ -43,7 +43,7 @@ _READY_TIMEOUT_S = 2.0
 class HandleBackend:
     """Replicas behind handles as a backend of the application."""
 
-    def __init__(self, slm: DeploymentHandle, llm: DeploymentHandle, config: ServeConfig) -> None:
+    def __init__(self, slm: DeploymentHandle[Any], llm: DeploymentHandle[Any], config: ServeConfig) -> None:
         self._slm, self._llm, self._config = slm, llm, config
 
     async def respond(self, job: Job) -> AsyncGenerator[Report, None]:
@@ -109,7 +109,9 @@ class RoutingIngress:
         source: where routers come from; `user_config` may change it without a restart.
     """
 
-    def __init__(self, spec: EngineSpec, slm: DeploymentHandle, llm: DeploymentHandle, source: RouterSource) -> None:
+    def __init__(
+        self, spec: EngineSpec, slm: DeploymentHandle[Any], llm: DeploymentHandle[Any], source: RouterSource
+    ) -> None:
         join_logs()
         config = spec.config.serve
         tokenizer = load_tokenizer(spec.config.pair.slm)

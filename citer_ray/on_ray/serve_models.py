@@ -127,7 +127,7 @@ class SlmReplica(_Model):
         router: the router that a vLLM engine starts with; other engines load routers when jobs name them.
     """
 
-    def __init__(self, spec: EngineSpec, llm: DeploymentHandle, router: RouterRef | None = None) -> None:
+    def __init__(self, spec: EngineSpec, llm: DeploymentHandle[Any], router: RouterRef | None = None) -> None:
         super().__init__("slm", spec, router)
         limits = Limits(self._config.turn_timeout_s, self._config.llm_unavailable_after_s)
         self._llm = ReplicaEngine(llm, spec.max_model_len, limits, self.metrics.visit)

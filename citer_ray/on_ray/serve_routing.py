@@ -19,7 +19,7 @@ def session_id(key: str, attempt: int) -> str:
     return f"{key}#{attempt}"
 
 
-class SuccessorRouter(ConsistentHashRouter):  # type: ignore[misc]
+class SuccessorRouter(ConsistentHashRouter):
     """See the module."""
 
     def _lookup_ranked_replicas(self, routing_key: str) -> list[Any]:

@@ -77,7 +77,7 @@ class ReplicaEngine:
     """
 
     def __init__(
-        self, handle: DeploymentHandle, max_model_len: int, limits: Limits, on_turn: Callable[[float], None]
+        self, handle: DeploymentHandle[Any], max_model_len: int, limits: Limits, on_turn: Callable[[float], None]
     ) -> None:
         self.handle, self.limits, self.on_turn = handle, limits, on_turn
         self.max_model_len = max_model_len
@@ -174,10 +174,10 @@ class ReplicaSession:
         self._handle = self._pinned()
         await asyncio.sleep(_PAUSE_S)
 
-    def _pinned(self) -> DeploymentHandle:
+    def _pinned(self) -> DeploymentHandle[Any]:
         return self._engine.handle.options(session_id=session_id(self._key, self._attempt))
 
-    async def _forget(self, handle: DeploymentHandle) -> None:
+    async def _forget(self, handle: DeploymentHandle[Any]) -> None:
         try:
             await call(handle.close_session.remote(self._key), _CLOSE_TIMEOUT_S)
         except Exception as error:

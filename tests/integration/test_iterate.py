@@ -77,6 +77,11 @@ def test_mlflow_has_one_run_a_round_and_a_champion(report: Report, config: Citer
     assert len(runs) == 3 and len(nested) == 2
     assert all(one.info.status == "FINISHED" for one in runs)
     assert all(one.data.metrics["validation/area"] > 0 for one in nested)
+    for one in nested:
+        shares = [metric.value for metric in client.get_metric_history(one.info.run_id, "frontier/llm_share")]
+        assert len(shares) >= 2 and all(0 <= share <= 1 for share in shares)
+        epochs = [metric.step for metric in client.get_metric_history(one.info.run_id, "validation/loss")]
+        assert sorted(set(epochs)) == list(range(1, max(epochs) + 1))
     assert int(client.get_model_version_by_alias(config.name, "champion").version) in (1, 2)
 
 
