@@ -143,11 +143,14 @@ class RemoteClient:
                 reason, wait = f"HTTP {error.status_code}", _retry_after(error.response.headers)
             except APIConnectionError as error:  # timeouts included
                 reason, wait = f"{type(error).__name__}: {error.__cause__ or error}"[:_SHOWN], None
-            except (APIResponseValidationError, OpenAIError, ValueError) as error:
+            except (APIResponseValidationError, OpenAIError, ValueError, AttributeError) as error:
+                # AttributeError: where a list is asked for, the client takes a page that is no JSON for one.
                 raise ConfigError(
                     f"{self._where} does not answer in JSON ({type(error).__name__}); check url"
                 ) from None
             else:
+                if getattr(answer, part, None) is None:
+                    raise ConfigError(f"{self._where} answers without {part!r}, as no OpenAI server does; check url")
                 self.num_calls += 1
                 return answer
             if attempt < self._config.max_attempts:

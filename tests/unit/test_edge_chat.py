@@ -11,6 +11,7 @@ import httpx
 import pytest
 from rich.console import Console
 
+from benchmarks.untrained_router import write_router
 from citer_ray.cli.edge_chat import NOTE, EdgeChat, EdgeSettings, open_chat
 from citer_ray.cli.respond import chat
 from citer_ray.config import ModelConfig
@@ -23,7 +24,6 @@ from citer_ray.errors import ConfigError
 from citer_ray.pair.models import load_model
 from citer_ray.serving.jobs import Job, RouterRef
 from citer_ray.serving.responding import LlmUnavailableError
-from tests.serving_router import write_router
 from tests.unit.serving_world import EOS, VOCAB_SIZE, World, pair_cost
 from tests.vllm_dialect import URL, Dialect
 
