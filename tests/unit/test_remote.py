@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,12 @@ class TestConformance(EngineConformance):
                 state = [*sequence.prompt_ids, *sequence.response_ids[:index]]
                 assert [int(scores.greedy[index])] == naive_generate(model, state, 1, stop_at_eos=False)
             assert scores.hidden is None and (scores.reference_logprob <= 0).all()
+
+    async def test_many_sessions_at_once_equal_one_at_a_time(self, engine: Engine) -> None:
+        sampling = Sampling(temperature=1.0, top_k=20, seed=3, ignore_eos=True)  # a call a token: few will do
+        many = prompts(4, 2)
+        together = await asyncio.gather(*(decode_in_turns(engine, prompt, [3, 2], sampling) for prompt in many))
+        assert together == [await decode_in_turns(engine, prompt, [5], sampling) for prompt in many]
 
     async def _refuses_scorers(self, engine: Engine) -> None:
         with pytest.raises(ValueError, match="only the LLM can be remote"):
