@@ -80,8 +80,8 @@ def margin(state: StepState) -> torch.Tensor:
 
 def certainty(state: StepState) -> torch.Tensor:
     """exp(-entropy) of the SLM's distribution: 1 when it is certain, 1/V when it is uniform."""
-    logprobs = torch.log_softmax(state.logits_BV, -1)
-    return torch.exp((logprobs.exp() * logprobs).sum(-1))
+    # `entr` is 0 at 0: ids that must not be written have logit -inf.
+    return torch.exp(-torch.special.entr(torch.softmax(state.logits_BV, -1)).sum(-1))
 
 
 def random_scores(seeds: int | Sequence[int], keys: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float32]:

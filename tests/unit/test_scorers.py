@@ -37,6 +37,11 @@ def test_confidence_scores(scorer: object, expected: list[float]) -> None:
     torch.testing.assert_close(scorer(state([0, 0], [0, 0])), torch.tensor(expected))
 
 
+def test_certainty_takes_ids_that_are_never_written() -> None:
+    masked = torch.cat([LOGITS, torch.full((2, 3), -math.inf)], 1)
+    torch.testing.assert_close(certainty(state([0, 0], [0, 0], masked)), certainty(state([0, 0], [0, 0])))
+
+
 def test_random_scores_are_uniform_and_depend_on_seed_key_and_position() -> None:
     positions, keys = [i % 100 for i in range(5000)], [i // 100 for i in range(5000)]
     scores = RandomScorer(1)(state(positions, keys))
