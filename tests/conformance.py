@@ -57,14 +57,22 @@ async def decode_in_turns(engine: Engine, prompt: Sequence[int], sizes: Sequence
 class EngineConformance:
     """See the module's docstring."""
 
-    async def test_scores_equal_a_full_forward_pass(self, engine: Engine, model: PreTrainedModel) -> None:
+    @pytest.fixture
+    def masked_ids(self) -> list[int]:
+        """Ids that the engine under test never writes."""
+        return []
+
+    async def test_scores_equal_a_full_forward_pass(
+        self, engine: Engine, model: PreTrainedModel, masked_ids: list[int]
+    ) -> None:
         batch = [TokenSequence(prompt, response) for prompt, response in zip(prompts(9), prompts(9, 1), strict=True)]
         for sequence, scores in zip(batch, await engine.score(batch, hidden=True), strict=True):
             ids = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
             with torch.inference_mode():
                 output = model(ids, output_hidden_states=True)
             states = slice(len(sequence.prompt_ids) - 1, -1)
-            logits = output.logits[0, states]
+            logits = output.logits[0, states].clone()
+            logits[:, masked_ids] = -torch.inf
             assert scores.greedy.tolist() == logits.argmax(-1).tolist()
             expected = logits.log_softmax(-1).gather(1, torch.tensor(sequence.response_ids)[:, None])[:, 0]
             np.testing.assert_allclose(scores.reference_logprob, expected.numpy(), atol=2e-4)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+_BELOW_REAL = -(2.0**39)  # encoded scores are at or below -2**40 (`vllm_score_column.py`)
 _SPARE_CANDIDATES = 4  # a stock class does not mask: look past this many ids that are never written
 
 
@@ -70,7 +71,7 @@ async def score_by_states(llm: AsyncLLM, request_id: str, sequence: TokenSequenc
         raise RuntimeError(f"sent {len(sequence.response_ids)} response tokens, got the states of {len(values)}")
     return Scores(
         greedy=values[:, -2].astype(np.int32),
-        reference_logprob=values[:, -1].copy(),
+        reference_logprob=_with_infinity(values[:, -1]),
         hidden=np.ascontiguousarray(values[:, :-2]),
     )
 
@@ -87,4 +88,11 @@ def _scores(flat: FlatLogprobs, start: int, response_ids: Sequence[int], setting
         greedy[position] = next(
             token for token in candidates if token < settings.shared_vocab_size and token not in never
         )
-    return Scores(greedy, logprobs)
+    return Scores(greedy, _with_infinity(logprobs))
+
+
+def _with_infinity(
+    logprobs: np.ndarray[tuple[int], np.dtype[np.float32]],
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """-inf for what is never written: the handoff column holds an encoded score, a logit below any real one."""
+    return np.where(logprobs < _BELOW_REAL, -np.inf, logprobs).astype(np.float32)

@@ -26,6 +26,10 @@ Record = Callable[[str, object], None]
 class TestConformance(EngineConformance):
     """The suite that every engine passes."""
 
+    @pytest.fixture
+    def masked_ids(self, handoff_id: int) -> list[int]:
+        return [handoff_id]
+
 
 @pytest.fixture
 def models(slm_model: PreTrainedModel, llm_model: PreTrainedModel) -> dict[Writer, PreTrainedModel]:

@@ -96,7 +96,7 @@ async def test_penalties_change_the_tokens_and_not_the_handoffs(
 async def test_the_handoff_token_is_never_sampled_without_a_handoff(
     engine: VLLMEngine, prompt: list[int], handoff_id: int, shared: int
 ) -> None:
-    wild: dict[str, Any] = {"temperature": 50.0, "seed": 1, "max_tokens": 200, "logit_bias": {handoff_id: 100.0}}
+    wild: dict[str, Any] = {"temperature": 2.0, "seed": 1, "max_tokens": 200, "logit_bias": {handoff_id: 100.0}}
     for extra in ({THRESHOLD_KEY: 0.0}, None):  # without a threshold a request is plain decoding
         ids, columns = await generate(engine, prompt, handoff_id, 0.0, **wild, extra_args=extra)
         assert len(ids) == 200 and handoff_id not in ids and max(ids) < shared
