@@ -27,8 +27,8 @@ class TestConformance(EngineConformance):
     """The suite that every engine passes."""
 
     @pytest.fixture
-    def masked_ids(self, handoff_id: int) -> list[int]:
-        return [handoff_id]
+    def masked_ids(self, model: PreTrainedModel, shared: int, handoff_id: int) -> list[int]:
+        return [handoff_id, *range(shared, model.config.vocab_size)]
 
 
 @pytest.fixture
