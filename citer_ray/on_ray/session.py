@@ -55,6 +55,7 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     context = DataContext.get_current()
     context.enable_progress_bars = False
+    context.raise_original_map_exception = True  # Ray Data's own wrapper loses the cause: see `unwrapped_errors`
 
 
 @contextmanager

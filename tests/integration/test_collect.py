@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import ray.data
 
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import dump_yaml, load_config
@@ -22,6 +23,7 @@ from citer_ray.label_rows import rows_to_table
 from citer_ray.label_store import LabelStore
 from citer_ray.labelling import Labeller
 from citer_ray.on_ray.collect import chunked, run_collection
+from citer_ray.on_ray.session import unwrapped_errors
 from citer_ray.policy import AlwaysSlm
 from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
 
@@ -121,3 +123,11 @@ def test_bad_rows_are_set_aside_with_their_reasons(ray_session: None, tmp_path: 
     kept = [json.loads(line) for line in prepared.workspace.quarantine("collect").read_text().splitlines()]
     assert [one["row"] for one in kept] == [3, 5]
     assert LabelStore(prepared.workspace.labels("round-1")).read_manifest().quarantined == 2
+
+
+def test_a_workers_error_arrives_as_itself(ray_session: None) -> None:
+    def full(batch: dict[str, object]) -> dict[str, object]:
+        raise DataError("cannot write part-00003.parquet: no space left")
+
+    with pytest.raises(DataError, match=r"^cannot write part-00003\.parquet: no space left"), unwrapped_errors():
+        ray.data.range(4).map_batches(full).materialize()
