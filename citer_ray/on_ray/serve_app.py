@@ -1,13 +1,16 @@
 """The Serve application: three deployments from a configuration, for `citer serve`, `serve run` and Serve config files.
 
 serve run citer_ray.on_ray.serve_app:app config=configs/embedded.yaml router=runs/embedded/routers/round-2
+
+In a Serve config file (`infra/kuberay/rayservice.yaml` holds one) the same arguments are `args`, and `overrides` is a
+list of `section.key=value`.
 """
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
@@ -37,12 +40,33 @@ class AppArguments(BaseModel):
     overrides: list[str] = []
 
 
-def app(arguments: AppArguments) -> Application:
-    """The application that a configuration file describes; `serve run` and Serve config files call it."""
-    overrides = list(arguments.overrides)
-    if arguments.router is not None:
-        overrides.append(f"serve.router={arguments.router}")
-    return build_application(load_config(arguments.config, overrides))
+def app(arguments: dict[str, Any]) -> Application:
+    """The application that a configuration file describes; `serve run` and Serve config files call it.
+
+    Serve builds a model from the arguments only where the annotation is a class at run time, so they are checked here.
+
+    Raises:
+        ConfigError: an argument is unknown, missing or of the wrong type, or the configuration is wrong.
+    """
+    return build_application(load_app_config(arguments))
+
+
+def load_app_config(arguments: dict[str, Any]) -> CiterConfig:
+    """The configuration that `app` serves.
+
+    Raises:
+        ConfigError: see `app`.
+    """
+    try:
+        given = AppArguments.model_validate(arguments)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()]
+        allowed = ", ".join(AppArguments.model_fields)
+        raise ConfigError(f"arguments of the Serve application ({allowed}): {'; '.join(problems)}") from None
+    overrides = list(given.overrides)
+    if given.router is not None:
+        overrides.append(f"serve.router={given.router}")
+    return load_config(given.config, overrides)
 
 
 def build_application(config: CiterConfig) -> Application:
