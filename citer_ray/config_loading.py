@@ -22,6 +22,7 @@ from citer_ray.config import CiterConfig
 from citer_ray.config_schema import ConfigSchema, config_schema
 from citer_ray.errors import ConfigError
 from citer_ray.file_replacement import replacing
+from citer_ray.redaction import MASK, redact_values
 
 RUN_YAML = "run.yaml"
 _SHOWN_VALUE_LENGTH = 80
@@ -54,7 +55,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> CiterConfig:
 
 def dump_yaml(config: CiterConfig) -> str:
     """The complete configuration as YAML; loading it gives an equal configuration."""
-    values = config.model_dump(mode="json")
+    return _dumped(config.model_dump(mode="json"))
+
+
+def _dumped(values: Any) -> str:
     readable = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110)
     if yaml.safe_load(readable) == values:
         return readable
@@ -63,12 +67,16 @@ def dump_yaml(config: CiterConfig) -> str:
 
 
 def write_run_yaml(config: CiterConfig, output_dir: str | Path) -> Path:
-    """Write `run.yaml`, from which the run can be reproduced, into the output folder."""
+    """Write `run.yaml`, from which the run can be reproduced, into the output folder; without passwords in URLs."""
     header = "# The complete configuration of this run, defaults and overrides included. To run it again:\n"
-    command = "#   citer COMMAND --config run.yaml\n"
+    header += "#   citer COMMAND --config run.yaml\n"
+    values = config.model_dump(mode="json")
+    shown = redact_values(values)
+    if shown != values:
+        header += f"# Passwords in URLs are left out ({MASK}); give those keys again, or better, use the environment.\n"
     path = Path(output_dir) / RUN_YAML
     with replacing(path) as temporary:
-        temporary.write_text(header + command + dump_yaml(config), encoding="utf-8")
+        temporary.write_text(header + _dumped(shown), encoding="utf-8")
     return path
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from citer_ray.config import CiterConfig
 from citer_ray.errors import ConfigError
-from citer_ray.provenance import without_credentials
+from citer_ray.redaction import without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -21,7 +21,8 @@ from citer_ray.config import CiterConfig
 from citer_ray.errors import DataError, RetryableError
 from citer_ray.file_replacement import replacing
 from citer_ray.mlflow_store import artifact_location, brief, is_permanent, open_client, quieten, tracking_uri
-from citer_ray.provenance import PROVENANCE_JSON, without_credentials
+from citer_ray.provenance import PROVENANCE_JSON
+from citer_ray.redaction import without_credentials
 from citer_ray.tracking import NullTracker, Tracker
 from citer_ray.tracking_backlog import BufferedTracker, Operation
 

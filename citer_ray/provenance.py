@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import config_digest
 from citer_ray.file_replacement import replacing
+from citer_ray.redaction import redact_argv
 
 PROVENANCE_JSON = "provenance.json"
 PACKAGES = (
@@ -40,7 +40,6 @@ PACKAGES = (
 )
 _PACKAGE_ROOT = Path(__file__).resolve().parent
 _GIT_TIMEOUT_S = 10
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 
 
 def write_provenance(
@@ -51,7 +50,7 @@ def write_provenance(
     Args:
         output_dir: the run's folder.
         config: the run's configuration; its digest is recorded, the values are in `run.yaml`.
-        argv: the command line; passwords inside URLs and the folders of `argv[0]` are removed.
+        argv: the command line; secrets (`redaction.py`) and the folders of `argv[0]` are removed.
         seeds: every seed in use, by what it seeds.
     """
     path = Path(output_dir) / PROVENANCE_JSON
@@ -102,14 +101,8 @@ def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     return versions
 
 
-def without_credentials(text: str) -> str:
-    """`text` with `user:password@` removed from every URL in it."""
-    return _CREDENTIALS.sub("***@", text)
-
-
 def _clean_argv(argv: Sequence[str]) -> list[str]:
-    program = [Path(argument).name for argument in argv[:1]]
-    return program + [without_credentials(argument) for argument in argv[1:]]
+    return [Path(argument).name for argument in argv[:1]] + redact_argv(argv[1:])
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from citer_ray.config import CiterConfig
-from citer_ray.provenance import without_credentials
+from citer_ray.redaction import without_credentials
 
 Status = Literal["finished", "failed", "killed"]
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from citer_ray.errors import CiterError
+from citer_ray.redaction import RedactingFilter, redact
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -22,13 +23,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     stderr = Console(stderr=True)
     handler = RichHandler(console=stderr, show_path=False, show_time=False, rich_tracebacks=False)
+    handler.addFilter(RedactingFilter())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("citer_ray").setLevel(logging.INFO)
     try:
         result = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
     except CiterError as error:
         stderr.print("error:", style="bold red", end=" ")
-        stderr.print(str(error), markup=False, highlight=False)
+        stderr.print(redact(str(error)), markup=False, highlight=False)
         sys.exit(EXIT_USER_ERROR)
     except (KeyboardInterrupt, typer.Abort):
         result = EXIT_INTERRUPTED

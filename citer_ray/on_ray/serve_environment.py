@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 
+from citer_ray.redaction import RedactingFilter
+
 NODE = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
 REPLICA = NODE | {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 
@@ -27,5 +29,6 @@ def join_logs() -> None:
     ours.setLevel(logging.INFO)
     for handler in logging.getLogger("ray.serve").handlers:
         if handler not in ours.handlers:
+            handler.addFilter(RedactingFilter())
             ours.addHandler(handler)
     ours.propagate = False

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from citer_ray.config import CiterConfig
-from citer_ray.provenance import git_state, package_versions, without_credentials, write_provenance
+from citer_ray.provenance import git_state, package_versions, write_provenance
 
 CONFIG = CiterConfig.model_validate(
     {
@@ -115,16 +115,3 @@ def test_repository_without_a_commit_or_without_git(tmp_path: Path, monkeypatch:
 
 def test_only_installed_packages_are_listed() -> None:
     assert package_versions(["numpy", "no-such-package-here"]) == {"numpy": np.__version__}
-
-
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ("https://u:p@h/x", "https://***@h/x"),
-        ("postgresql://u:p@h:5/x and http://t@h", "postgresql://***@h:5/x and http://***@h"),
-        ("https://h/x@y", "https://h/x@y"),
-        ("models:/citer@champion", "models:/citer@champion"),
-    ],
-)
-def test_credentials_are_removed(text: str, clean: str) -> None:
-    assert without_credentials(text) == clean
