@@ -8,6 +8,7 @@ holds which rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import ray.data
@@ -31,7 +32,8 @@ def shard_datasets(plan: TrainingPlan, workers: int, *, small_bytes: int = SMALL
     """The data sets of all windows and workers; a worker without files in a window has none there.
 
     Small labels are read here and put into the object store. Larger ones are streamed from their files each time, by
-    tasks that take no CPU: the workers may hold all of them, and the tasks would wait for ever.
+    tasks that take no CPU: the workers may hold all of them, and the tasks would wait for ever. (`read_parquet` does:
+    its listing of the files takes a whole CPU, whatever `num_cpus` says.)
     """
     small = sum(path.stat().st_size for path in plan.files) <= small_bytes
     datasets: dict[str, Dataset] = {}
@@ -45,10 +47,17 @@ def shard_datasets(plan: TrainingPlan, workers: int, *, small_bytes: int = SMALL
                 table = pa.concat_tables([read_part(path, SHARD_COLUMNS) for path in paths])
                 datasets[shard_name(window, rank)] = ray.data.from_arrow(table)
             else:
-                names = [str(path) for path in paths]
-                rows = ray.data.read_parquet(names, partitioning=None, num_cpus=0, concurrency=2)
-                datasets[shard_name(window, rank)] = rows.select_columns(list(SHARD_COLUMNS))
+                names = ray.data.from_arrow([pa.table({"path": [str(path)]}) for path in paths])
+                datasets[shard_name(window, rank)] = names.map_batches(
+                    _read_files, batch_size=None, batch_format="pyarrow", num_cpus=0, concurrency=2
+                )
     return datasets
+
+
+def _read_files(paths: pa.Table) -> Iterator[pa.Table]:
+    """The label files that a table names, one table each."""
+    for path in paths["path"].to_pylist():
+        yield read_part(Path(path), SHARD_COLUMNS)
 
 
 def sharded_data(plan: TrainingPlan, hidden_size: int, workers: int) -> TrainingData:

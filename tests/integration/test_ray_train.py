@@ -67,7 +67,8 @@ def test_ray_train_fits_the_router_of_one_process(
     ray_session: None, labels: LabelStore, alone: RouterFit, tmp_path: Path, workers: int, small: int
 ) -> None:
     records: list[EpochRecord] = []
-    config = CONFIG.model_copy(update={"workers": workers})
+    # All of Ray's CPUs: reading the labels must not wait for one.
+    config = CONFIG.model_copy(update={"workers": workers, "num_cpus": 2.0 / workers})
     result = fit_on_ray(labels, tmp_path, config, progress=records.append, small_labels_bytes=small)
     assert_same_fit(result, alone)
     assert records == list(result.history)

@@ -104,7 +104,7 @@ class Server:
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("serving")
     router = folder / "router"
@@ -135,7 +135,7 @@ class Reference:
         return asyncio.run(decode(self.slm, self.llm, Request(self.prompt(content), policy, max_tokens, sampling)))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reference(server: Server) -> Reference:
     prepared = prepare(server.config)
     spec = engine_spec(prepared)
