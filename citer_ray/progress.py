@@ -12,7 +12,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -34,16 +33,15 @@ def progress(description: str, total: int, unit: str) -> Iterator[Advance]:
     """
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=8),  # all of it fits into 80 columns
         MofNCompleteColumn(),
         TextColumn(unit),
         TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[left]}"),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(description, total=total, rate="")
+        task = bar.add_task(description, total=total, rate="", left="left")
         written = 0
 
         def advance(steps: int = 1, *, tokens: int = 0) -> None:
@@ -51,6 +49,7 @@ def progress(description: str, total: int, unit: str) -> Iterator[Advance]:
             written += tokens
             elapsed = bar.tasks[0].elapsed or 0.0
             rate = f"{written / elapsed:,.0f} tokens/s" if written and elapsed > 0 else ""
-            bar.update(task, advance=steps, rate=rate)
+            left = "" if bar.tasks[0].completed + steps >= total else "left"
+            bar.update(task, advance=steps, rate=rate, left=left)
 
         yield advance
