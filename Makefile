@@ -15,7 +15,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart pair test lint format mlflow bench clean distclean
+.PHONY: help setup quickstart pair test lint audit format mlflow bench clean distclean
 
 help: ## list the targets
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12] [VENV=.venv] [EXTRAS=cpu,dev | gpu,dev | dev]"
@@ -38,6 +38,9 @@ lint: setup ## ruff, formatting and types; changes nothing
 	for check in "ruff check ." "ruff format --check ." "mypy $(LINTED)"; do \
 		echo "$$check"; $(BIN)/$$check || status=1; \
 	done; exit $$status
+
+audit: setup ## known vulnerabilities of what is installed: a report that never fails (asks PyPI)
+	$(BIN)/python infra/audit.py
 
 format: setup ## format the code and apply ruff's safe fixes
 	$(BIN)/ruff format .

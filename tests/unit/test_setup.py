@@ -268,15 +268,20 @@ def test_scripts_parse(script: str) -> None:
 @pytest.mark.parametrize(
     ("failing", "status", "targets"),
     [
-        ("none", 0, ["setup", "lint", "test"]),
-        ("lint", 1, ["setup", "lint", "test"]),
-        ("test", 1, ["setup", "lint", "test"]),
+        ("none", 0, ["setup", "lint", "audit", "test"]),
+        ("lint", 1, ["setup", "lint", "audit", "test"]),
+        ("test", 1, ["setup", "lint", "audit", "test"]),
+        ("audit", 0, ["setup", "lint", "audit", "test"]),
         ("setup", 1, ["setup"]),
     ],
 )
 def test_ci_fails_if_any_part_fails(tmp_path: Path, failing: str, status: int, targets: list[str]) -> None:
     calls = tmp_path / "calls"
-    stubs = {"make": f'echo "$2" >> {calls}; [ "$2" != {failing} ]', "apt-get": "exit 0", "sudo": "exit 0"}
+    stubs = {
+        "make": f'echo "${{@: -1}}" >> {calls}; [ "${{@: -1}}" != {failing} ]',
+        "apt-get": "exit 0",
+        "sudo": "exit 0",
+    }
     for name, body in stubs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", "utf-8")
         (tmp_path / name).chmod(0o755)
