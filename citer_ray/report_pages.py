@@ -15,6 +15,7 @@ from citer_ray.learned import LearnedPage
 from citer_ray.method_names import method_label
 from citer_ray.report_schema import Report
 
+_STYLE = "/*STYLE*/"
 _PLACE = "/*DATA*/null"
 
 
@@ -30,9 +31,11 @@ def write_learned_page(page: LearnedPage, path: Path) -> Path:
 
 
 def _write(template: str, data: dict[str, Any], path: Path) -> Path:
-    text = resources.files("citer_ray.pages").joinpath(template).read_text(encoding="utf-8")
+    pages = resources.files("citer_ray.pages")
+    text = pages.joinpath(template).read_text(encoding="utf-8")
+    style = pages.joinpath("style.css").read_text(encoding="utf-8")
     # Inside a script element `</` would end it, and U+2028 would end a line.
     content = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("</", "<\\/")
     with replacing(path) as temporary:
-        temporary.write_text(text.replace(_PLACE, content), encoding="utf-8")
+        temporary.write_text(text.replace(_STYLE, style).replace(_PLACE, content), encoding="utf-8")
     return path

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from citer_ray.config import RouterConfig
 from citer_ray.engine import GREEDY, Sampling, Scores, TokenSequence, Turn
-from citer_ray.engines.hf_batcher import Batcher, SessionState
+from citer_ray.engines.hf_batcher import Batcher
 from citer_ray.engines.hf_model import HiddenStateModel
+from citer_ray.engines.hf_pass import SessionState
 from citer_ray.engines.scorers import RouterScorer, Scorer, find_scorer, response_key
 from citer_ray.errors import RetryableError
 from citer_ray.features import HIDDEN_ALONE, FeatureReader

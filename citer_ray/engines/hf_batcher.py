@@ -10,93 +10,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from citer_ray.engine import Finish, Sampling, Turn
+from citer_ray.engine import Finish, Turn
 from citer_ray.engines.hf_model import HiddenStateModel
+from citer_ray.engines.hf_pass import (
+    Outcome,
+    Pass,
+    Request,
+    SessionState,
+    num_pending,
+    num_shown,
+    row_of,
+    shown_positions,
+)
 from citer_ray.engines.prefix_leaders import Leaders
 from citer_ray.engines.row_cache import PassIndex, RowCache
 from citer_ray.engines.sampling import sample
-from citer_ray.engines.scorers import Scorer, StepState
+from citer_ray.engines.scorers import StepState
 from citer_ray.errors import RetryableError
 from citer_ray.policy import hands_off
 
 _FULL_PASS = 64  # requests; with as many a pass is worth running at once
 _MIN_SHARED_PREFIX = 8  # tokens; a shorter common prefix is cheaper to compute than to wait for
-
-
-@dataclass(eq=False, slots=True)
-class SessionState:
-    """What the batcher keeps of a session.
-
-    Attributes:
-        ids: the context; the leading `num_computed` ids have keys and values in `row`.
-        key: identifies the response for scorers that hash it.
-        start: length of the response's first context.
-        speculative: turns return their distributions.
-        lost: the row's content is unknown; it is freed as soon as no pass uses it.
-    """
-
-    ids: list[int]
-    sampling: Sampling
-    scorer_name: str | None
-    scorer: Scorer | None
-    threshold: float
-    key: int
-    start: int = 0
-    speculative: bool = False
-    num_computed: int = 0
-    row: int | None = None
-    lost: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Request:
-    """One turn in progress."""
-
-    state: SessionState
-    max_tokens: int
-    future: asyncio.Future[Turn]
-    wanted_rows: int = 1
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    distributions: list[npt.NDArray[np.float32]] = field(default_factory=list)
-
-    def finish(self, reason: Finish) -> None:
-        rows = np.concatenate(self.distributions) if self.distributions else None
-        self.future.set_result(Turn(self.token_ids, self.logprobs, self.scores, reason, rows))
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """Tensors of one forward pass; `batch_rows[i]` and `last[i]` locate the state of request i.
-
-    `shown` locates the positions whose distributions speculative sessions return, in the order of `requests`.
-    """
-
-    requests: list[_Request]
-    ids_BT: torch.Tensor
-    index: PassIndex
-    batch_rows: torch.Tensor
-    last: torch.Tensor
-    shown: tuple[torch.Tensor, torch.Tensor] | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What a pass says about the next position of each request."""
-
-    greedy: list[int]
-    greedy_logprobs: list[float]
-    scores: list[float]
-    logits_NV: torch.Tensor
-    logsumexp: list[float]
-    shown_NV: npt.NDArray[np.float32] | None
 
 
 class Batcher:
@@ -115,7 +54,7 @@ class Batcher:
         self._model, self.eos_token_ids, self._delay = model, eos_token_ids, delay
         self._max_pass_tokens, self._executor = max_pass_tokens, executor
         self._cache = RowCache(model.num_layers, max_rows, max_model_len)
-        self._requests: list[_Request] = []
+        self._requests: list[Request] = []
         self._in_pass: frozenset[SessionState] = frozenset()
         self._row_freed = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
@@ -128,7 +67,7 @@ class Batcher:
 
     async def submit(self, state: SessionState, max_tokens: int, wanted_rows: int = 1) -> Turn:
         """Queue a turn and wait for it. If that fails or is cancelled, the session is lost and must be rebuilt."""
-        request = _Request(state, max_tokens, asyncio.get_running_loop().create_future(), wanted_rows)
+        request = Request(state, max_tokens, asyncio.get_running_loop().create_future(), wanted_rows)
         self._requests.append(request)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
@@ -151,7 +90,7 @@ class Batcher:
         state.ids = state.ids[:num_tokens]
         if state.num_computed > len(state.ids):
             state.num_computed = len(state.ids)
-            self._cache.truncate(_row(state), len(state.ids))
+            self._cache.truncate(row_of(state), len(state.ids))
 
     def fail_all(self, error: Exception) -> None:
         """End every queued turn with `error`."""
@@ -202,7 +141,7 @@ class Batcher:
                 return
             await asyncio.sleep(0)
 
-    async def _run_pass(self, group: list[_Request]) -> None:
+    async def _run_pass(self, group: list[Request]) -> None:
         group = [request for request in group if not request.future.done()]
         if not group:
             return
@@ -210,7 +149,7 @@ class Batcher:
         try:
             prepared = self._prepare(group)
             outcome = await self.run(self._compute, prepared)
-            assert isinstance(outcome, _Outcome)
+            assert isinstance(outcome, Outcome)
             self._apply(prepared, outcome)
         except Exception as error:  # noqa: BLE001 - handed to every caller of this pass
             for request in group:
@@ -222,7 +161,7 @@ class Batcher:
                 if request.state.lost:
                     self._free_row(request.state)
 
-    def _admit(self) -> list[_Request]:
+    def _admit(self) -> list[Request]:
         """Requests that can run now. New ones get a row and the longest prefix that another row holds.
 
         A new session that shares a prefix with another new one waits for the pass that computes it, then copies.
@@ -237,7 +176,7 @@ class Batcher:
         for request in sorted(new, key=lambda request: -len(request.state.ids)):
             ids = np.asarray(request.state.ids, np.int32)
             # What is copied is not computed, and so shows no distributions.
-            shown = max(1, _shown_rows(request))
+            shown = max(1, num_shown(request))
             source, length = self._cache.shared_prefix(ids[:-shown])
             if leaders.common_prefix(ids) >= length + _MIN_SHARED_PREFIX:
                 continue
@@ -252,12 +191,12 @@ class Batcher:
             self._cache.copy_prefixes(copies)
         return ready
 
-    def _groups(self, ready: Sequence[_Request]) -> list[list[_Request]]:
+    def _groups(self, ready: Sequence[Request]) -> list[list[Request]]:
         """Passes of similar numbers of new tokens, within the limit of padded tokens."""
-        groups: list[list[_Request]] = []
+        groups: list[list[Request]] = []
         shortest = 0
-        for request in sorted(ready, key=_pending):
-            pending = _pending(request)
+        for request in sorted(ready, key=num_pending):
+            pending = num_pending(request)
             fits = groups and (len(groups[-1]) + 1) * pending <= self._max_pass_tokens
             if fits and pending <= 2 * shortest + 8:
                 groups[-1].append(request)
@@ -268,10 +207,10 @@ class Batcher:
 
     # -- one pass --------------------------------------------------------------------------------------------------
 
-    def _prepare(self, group: list[_Request]) -> _Pass:
-        longest = max(_pending(request) for request in group)
-        group = sorted(group, key=lambda request: _row(request.state))
-        rows = [_row(request.state) for request in group]
+    def _prepare(self, group: list[Request]) -> Pass:
+        longest = max(num_pending(request) for request in group)
+        group = sorted(group, key=lambda request: row_of(request.state))
+        rows = [row_of(request.state) for request in group]
         first, end = rows[0], rows[-1] + 1
         # Idle rows inside a mostly busy span ride along on a dummy token: cheaper than gathering the caches.
         span = (first, end) if 2 * len(rows) >= end - first else None
@@ -293,17 +232,17 @@ class Batcher:
             torch.from_numpy(starts[:, None] + np.arange(longest)).to(device),
             kv_length,
         )
-        return _Pass(
+        return Pass(
             group,
             torch.from_numpy(ids_BT).to(device),
             index,
             torch.from_numpy(batch_rows).to(device),
             torch.from_numpy(last).to(device),
-            _shown(group, batch_rows, last, device),
+            shown_positions(group, batch_rows, last, device),
         )
 
     @torch.inference_mode()
-    def _compute(self, prepared: _Pass) -> _Outcome:
+    def _compute(self, prepared: Pass) -> Outcome:
         self.num_passes += 1
         self._cache.index = prepared.index
         hidden_BTH = self._model.step_hidden(
@@ -313,7 +252,7 @@ class Batcher:
         logits_NV = self._model.logits(hidden_NH)
         best = logits_NV.max(-1)
         logsumexp_N = torch.logsumexp(logits_NV, -1)
-        return _Outcome(
+        return Outcome(
             greedy=best.indices.tolist(),
             greedy_logprobs=(best.values - logsumexp_N).tolist(),
             scores=self._scores(prepared.requests, hidden_NH, logits_NV),
@@ -328,7 +267,7 @@ class Batcher:
         return distributions
 
     @staticmethod
-    def _scores(requests: list[_Request], hidden_NH: torch.Tensor, logits_NV: torch.Tensor) -> list[float]:
+    def _scores(requests: list[Request], hidden_NH: torch.Tensor, logits_NV: torch.Tensor) -> list[float]:
         """One value per request; NaN where the session has no scorer."""
         state = StepState(
             hidden_NH,
@@ -351,11 +290,11 @@ class Batcher:
         values: list[float] = scores.tolist()
         return values
 
-    def _apply(self, prepared: _Pass, outcome: _Outcome) -> None:
+    def _apply(self, prepared: Pass, outcome: Outcome) -> None:
         shown = 0
         for position, request in enumerate(prepared.requests):
             state = request.state
-            rows = _shown_rows(request)
+            rows = num_shown(request)
             shown += rows
             if request.future.done():  # cancelled while the pass ran
                 continue
@@ -363,7 +302,7 @@ class Batcher:
                 assert outcome.shown_NV is not None
                 request.distributions.append(outcome.shown_NV[shown - rows : shown])
                 request.wanted_rows = 1
-            self._cache.extend(_row(state), state.ids[state.num_computed :])
+            self._cache.extend(row_of(state), state.ids[state.num_computed :])
             state.num_computed = len(state.ids)
             if state.scorer is not None:
                 score = outcome.scores[position]
@@ -386,30 +325,3 @@ class Batcher:
                 request.finish(Finish.LENGTH)
             else:
                 state.ids.append(token)
-
-
-def _pending(request: _Request) -> int:
-    """Ids that the request's next pass has to compute."""
-    return len(request.state.ids) - request.state.num_computed
-
-
-def _shown_rows(request: _Request) -> int:
-    """How many distributions the request's next pass returns."""
-    return min(request.wanted_rows, _pending(request)) if request.state.speculative else 0
-
-
-def _shown(
-    group: Sequence[_Request], batch_rows: npt.NDArray[np.int64], last: npt.NDArray[np.int64], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Batch rows and positions of the distributions that a pass returns; None if it returns none."""
-    counts = [_shown_rows(request) for request in group]
-    if not any(counts):
-        return None
-    positions = [np.arange(end + 1 - count, end + 1) for end, count in zip(last, counts, strict=True)]
-    rows = torch.from_numpy(np.repeat(batch_rows, counts))
-    return rows.to(device), torch.from_numpy(np.concatenate(positions)).to(device)
-
-
-def _row(state: SessionState) -> int:
-    assert state.row is not None, "a session in a pass has a row"
-    return state.row

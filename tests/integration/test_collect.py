@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -17,15 +16,13 @@ import ray.data
 
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import dump_yaml, load_config
-from citer_ray.engines.build import build_engine
 from citer_ray.errors import DataError
 from citer_ray.label_rows import rows_to_table
 from citer_ray.label_store import LabelStore
-from citer_ray.labelling import Labeller
-from citer_ray.on_ray.collect import chunked, run_collection
+from citer_ray.on_ray.collect import run_collection
 from citer_ray.on_ray.session import unwrapped_errors
-from citer_ray.policy import AlwaysSlm
 from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
+from tests.integration.labels_here import labels_here
 
 pytestmark = pytest.mark.ray
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke.yaml"
@@ -45,27 +42,7 @@ def smoke(folder: Path, *overrides: str) -> CiterConfig:
 
 
 def label_here(prepared: Prepared) -> pa.Table:
-    """The labels of all chunks, computed in this process without Ray."""
-    config, spec = prepared.config, engine_spec(prepared)
-    slm, llm = build_engine("slm", spec), build_engine("llm", spec)
-    labeller = Labeller(
-        prepared.tokenizer,
-        config.prompt,
-        config.collect,
-        seed=config.seed,
-        eos_token_id=prepared.eos_token_id,
-        eos_token_ids=prepared.eos_token_ids,
-        round=1,
-        policy=AlwaysSlm(),
-    )
-
-    async def one(chunk: int, examples: list) -> pa.Table:  # type: ignore[type-arg]
-        rows = await labeller.score_llm(llm, await labeller.score_slm(slm, examples, chunk))
-        rows = await labeller.decide(slm, None, rows, {example.id: example for example in examples})
-        return rows_to_table(rows, rows[0].hidden.shape[1])
-
-    chunks = chunked(load_purpose(prepared, "collect").examples, config.collect.examples_per_chunk)
-    return pa.concat_tables(asyncio.run(one(number, chunk)) for number, chunk in enumerate(chunks))
+    return pa.concat_tables(rows_to_table(rows, rows[0].hidden.shape[1]) for rows in labels_here(prepared))
 
 
 def collect(prepared: Prepared, digest: str = "d") -> pa.Table:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +12,13 @@ from transformers import PreTrainedModel
 
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
-from citer_ray.engines.build import build_pair
 from citer_ray.label_rows import LabelRow
 from citer_ray.label_store import LabelStore, read_part
 from citer_ray.label_transport import rows_from_table
-from citer_ray.labelling import Labeller
-from citer_ray.on_ray.collect import chunked, run_collection
-from citer_ray.policy import Policy, Threshold
-from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
+from citer_ray.on_ray.collect import run_collection
+from citer_ray.policy import Threshold
+from citer_ray.preparation import engine_spec, load_purpose, prepare
+from tests.integration.labels_here import labels_here
 from tests.integration.vllm.settings import make_router
 from tests.integration.vllm.traces import LOGIT_TIE
 
@@ -45,29 +42,6 @@ def configured(folder: Path, kind: str) -> CiterConfig:
             "collect.rollouts_in_flight=24",
         ],
     )
-
-
-def label_here(prepared: Prepared, policy: Policy, router: Path) -> list[LabelRow]:
-    """The labels by the transformers engine, in this process."""
-    config, spec = prepared.config, engine_spec(prepared)
-    slm, llm = build_pair(spec, router=router)
-    labeller = Labeller(
-        prepared.tokenizer,
-        config.prompt,
-        config.collect,
-        seed=config.seed,
-        eos_token_id=prepared.eos_token_id,
-        eos_token_ids=prepared.eos_token_ids,
-        round=1,
-        policy=policy,
-    )
-
-    async def one(chunk: int, examples: Any) -> list[LabelRow]:
-        rows = await labeller.score_llm(llm, await labeller.score_slm(slm, examples, chunk))
-        return await labeller.decide(slm, llm, rows, {example.id: example for example in examples})
-
-    chunks = chunked(load_purpose(prepared, "collect").examples, config.collect.examples_per_chunk)
-    return [row for number, chunk in enumerate(chunks) for row in asyncio.run(one(number, chunk))]
 
 
 def assert_greedy_tokens_agree(
@@ -109,7 +83,8 @@ def test_labels_are_those_of_the_transformers_engine(
     assert (manifest.examples, manifest.quarantined) == (8, 0) and manifest.rollouts > 24
     store = LabelStore(prepared.workspace.labels("round-1"))
     ours = [row for part in store.parts() for row in rows_from_table(read_part(part))]
-    theirs = label_here(prepare(configured(tmp_path / "transformers", "transformers")), policy, router)
+    chunks = labels_here(prepare(configured(tmp_path / "transformers", "transformers")), policy, router)
+    theirs = [row for chunk in chunks for row in chunk]
     assert [row.example_id for row in ours] == [row.example_id for row in theirs]
     near_ties = 0
     for mine, other in zip(ours, theirs, strict=True):
