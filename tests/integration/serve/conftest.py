@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,9 @@ class Server:
             return []
         return [one for one in found if isinstance(one, dict)]
 
-    def busy(self, deployment: str, what: str = "jobs") -> int:
-        """Process id of a replica that has something in use."""
-        return next(one["pid"] for one in self.replicas(deployment) if one[what] > 0)
+    def busy(self, deployment: str, what: str = "jobs") -> int | None:
+        """Process id of a replica that has something in use, if there is one."""
+        return next((one["pid"] for one in self.replicas(deployment) if one[what] > 0), None)
 
     def in_use(self) -> int:
         """Everything that any replica has in use."""
@@ -153,4 +154,5 @@ def stopped() -> Iterator[Callable[[int], None]]:
 
     yield stop
     for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # Serve has replaced it
+            os.kill(pid, signal.SIGCONT)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -56,7 +57,6 @@ class Stream:
 
     def check(self, server: Server, reference: Reference) -> None:
         """The whole stream holds the same tokens as without the fault."""
-        assert len(self.tokens) < LENGTH, "the fault came too late"
         self.read()
         threshold = read_metadata(server.router).calibration.threshold_for(self.share)
         expected = reference.decode(self.content, Threshold("router", threshold), LENGTH, self.sampling)
@@ -64,16 +64,35 @@ class Stream:
         assert [token["writer"] for token in self.tokens] == [str(writer) for writer in expected.writers]
 
 
+def fault_during_a_stream(
+    server: Server, reference: Reference, deployment: str, sampling: Sampling, fault: Callable[[int], None]
+) -> Stream:
+    """A stream whose replica gets the fault while it works for it, and that holds the right tokens nevertheless.
+
+    A response is short: one that ended before the fault hit it holds the right tokens, too, and says nothing.
+    """
+    for _ in range(10):
+        server.wait_until_whole()
+        stream = Stream(server, sampling)
+        pid = server.busy(deployment, "jobs" if deployment == "SLM" else "llm")
+        if pid is not None:
+            fault(pid)
+        stream.check(server, reference)
+        if stream.usage.model_extra["citer"]["rebuilds"] >= 1:
+            return stream
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    pytest.fail("none of ten faults hit a stream in progress")
+
+
 @pytest.mark.parametrize("sampling", [Sampling(ignore_eos=True), SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("deployment", ["SLM", "LLM"])
 def test_a_killed_replica_loses_no_response(
     server: Server, reference: Reference, deployment: str, sampling: Sampling
 ) -> None:
-    server.wait_until_whole()
-    stream = Stream(server, sampling)
-    os.kill(server.busy(deployment, "jobs" if deployment == "SLM" else "llm"), signal.SIGKILL)
-    stream.check(server, reference)
-    assert stream.usage.model_extra["citer"]["rebuilds"] >= 1 and not stream.usage.model_extra["citer"]["degraded"]
+    stream = fault_during_a_stream(server, reference, deployment, sampling, lambda pid: os.kill(pid, signal.SIGKILL))
+    assert not stream.usage.model_extra["citer"]["degraded"]
     server.wait_until_idle()
 
 
@@ -81,11 +100,7 @@ def test_a_killed_replica_loses_no_response(
 def test_a_replica_that_hangs_is_left(
     server: Server, reference: Reference, stopped: Callable[[int], None], deployment: str
 ) -> None:
-    server.wait_until_whole()
-    stream = Stream(server, Sampling(ignore_eos=True))
-    stopped(server.busy(deployment, "jobs" if deployment == "SLM" else "llm"))
-    stream.check(server, reference)
-    assert stream.usage.model_extra["citer"]["rebuilds"] >= 1
+    fault_during_a_stream(server, reference, deployment, Sampling(ignore_eos=True), stopped)
 
 
 def test_without_any_llm_the_slm_goes_on_and_says_so(server: Server, stopped: Callable[[int], None]) -> None:
