@@ -7,7 +7,7 @@ all values are frozen: a function never defaults a value that the configuration 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -41,19 +41,28 @@ class PairConfig(Section):
     )
 
 
-class DataConfig(Section):
-    """Where examples come from. A source is a JSONL or Parquet file, `hub:NAME[:CONFIG]`, or `embedded:SPLIT[:N]`."""
+Source = Annotated[str, Field(min_length=1)]
+Sources = Source | Annotated[tuple[Source, ...], Field(min_length=1)]
 
-    collect: str = Field(description="Source of the examples that are labelled; each needs a reference.")
-    validation: str | None = Field(
-        None, description="Source on which thresholds are chosen; null holds out a part of `collect`."
+
+class DataConfig(Section):
+    """Where examples come from. A source is a JSONL or Parquet file, `hub:NAME[:CONFIG]`, or `embedded:SPLIT[:N]`.
+
+    A list of sources is a mixture: they take turns.
+    """
+
+    collect: Sources = Field(description="Source of the examples that are labelled, or several; each needs a reference.")
+    validation: Sources | None = Field(
+        None, description="Source on which thresholds are chosen, or several; null holds out a part of `collect`."
     )
-    test: str | None = Field(None, description="Source of the reported numbers; null leaves evaluation out.")
+    test: Sources | None = Field(
+        None, description="Source of the reported numbers, or several; null leaves evaluation out."
+    )
     task: Literal["choice", "math"] | None = Field(None, description="How to grade; null takes it from each row.")
     collect_split: str = Field("train", description="Split of a hub data set for `collect`.")
     validation_split: str = Field("validation", description="Split of a hub data set for `validation`.")
     test_split: str = Field("test", description="Split of a hub data set for `test`.")
-    collect_limit: Positive | None = Field(None, description="Take at most this many examples for labels.")
+    collect_limit: Positive | None = Field(None, description="Take at most this many examples for labels, of all sources.")
     validation_limit: Positive | None = Field(None, description="Take at most this many validation examples.")
     test_limit: Positive | None = Field(None, description="Take at most this many test examples.")
     validation_fraction: Fraction = Field(

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from citer_ray.config import CiterConfig
 from citer_ray.engines.build import EngineSpec, check_engines
 from citer_ray.errors import ConfigError, DataError, PairError
+from citer_ray.example_mixture import load_mixture
 from citer_ray.examples import Example, LoadedExamples, QuarantinedRow, load_examples, split_examples
 from citer_ray.file_replacement import replacing
 from citer_ray.fingerprint import PairFingerprint
@@ -108,25 +109,28 @@ def load_purpose(prepared: Prepared, purpose: Purpose) -> LoadedExamples:
 
 def _load(prepared: Prepared, purpose: Purpose) -> LoadedExamples:
     data = prepared.config.data
-    source, split, limit = {
+    sources, split, limit = {
         "collect": (data.collect, data.collect_split, data.collect_limit),
         "validation": (data.validation, data.validation_split, data.validation_limit),
         "test": (data.test, data.test_split, data.test_limit),
     }[purpose]
-    if source is None:
+    if sources is None:
         raise ConfigError(f"data.{purpose} is null; set it to a source of examples")
-    embedded = source.startswith("embedded:")
-    loaded = load_examples(
-        source,
-        task=data.task,
-        split=split,
-        limit=limit,
-        on_error=data.on_bad_row,
-        require_reference=purpose == "collect",
-        # Held-out families are for the test: labels and thresholds come from the chosen ones.
-        families=data.families if embedded and purpose != "test" else None,
-    )
-    return _fitting(prepared, loaded, purpose)
+
+    def load(source: str, limit: int | None) -> LoadedExamples:
+        return load_examples(
+            source,
+            task=data.task,
+            split=split,
+            limit=limit,
+            on_error=data.on_bad_row,
+            require_reference=purpose == "collect",
+            # Held-out families are for the test: labels and thresholds come from the chosen ones.
+            families=data.families if source.startswith("embedded:") and purpose != "test" else None,
+        )
+
+    sources = (sources,) if isinstance(sources, str) else sources
+    return _fitting(prepared, load_mixture(sources, limit, load), purpose)
 
 
 def _fitting(prepared: Prepared, loaded: LoadedExamples, purpose: Purpose) -> LoadedExamples:

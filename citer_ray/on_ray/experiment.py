@@ -258,7 +258,9 @@ class Experiment:
         threshold = None if number == 1 else self.rollout_threshold(number)
         self.tracker.start_round(number, {"rollout_threshold": threshold, **self.config.model_dump(mode="json")})
         manifest = self.collect(number)
-        self.tracker.log_dataset(manifest.data_digest, self.config.data.collect, manifest.examples)
+        source = self.config.data.collect
+        sources = source if isinstance(source, str) else " + ".join(source)
+        self.tracker.log_dataset(manifest.data_digest, sources, manifest.examples)
         calibrated = self.fit(name)
         flips = None
         if number > 1:

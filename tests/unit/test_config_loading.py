@@ -141,7 +141,7 @@ def test_every_problem_has_a_line(tmp_path: Path) -> None:
         "data.collect",
         "engine.kind",
     }
-    assert "data.collect: missing; allowed: string (Source of the examples" in "\n".join(lines)
+    assert "data.collect: missing; allowed: string, or list of strings (Source of the examples" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("override", ["fit.patience", "=3", "fit..patience=3", ".a=1", "a.=1", ""])
