@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command and exit: 0 on success, 2 on a user's error, 130 on Ctrl-C, 1 on a bug."""
+    """Run a command and exit: 0 on success, 2 on a user's error, 130 on Ctrl-C and on SIGTERM, 1 on a bug."""
     from citer_ray.cli.app import app  # Typer builds the commands here, not on import of the package
 
     stderr = Console(stderr=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -43,10 +45,27 @@ def ray_session(config: RayConfig) -> Iterator[None]:
         )
         _started_here = True
     try:
-        yield
+        with _sigterm_as_ctrl_c():
+            yield
     finally:
         _started_here = False
         ray.shutdown()
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """What ends a job from outside (`ray job stop`, Kubernetes) leaves like Ctrl-C: a message, and Ray stopped.
+
+    Only `ray.init` has set its own handler by now, which prints a stack of Ray's core.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _quiet() -> None:
