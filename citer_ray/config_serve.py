@@ -49,6 +49,11 @@ class ServeConfig(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 opens it to the network.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    engine: Literal["auto", "transformers", "vllm"] = Field(
+        "auto",
+        description="Engine of the replicas; `auto` takes vLLM where it is installed and the SLM's replicas have GPUs, "
+        "and `engine.kind` otherwise.",
+    )
     router: str | None = Field(
         None,
         description="Router in service: a folder that all nodes see, or `models:/NAME@champion`; null: none.",

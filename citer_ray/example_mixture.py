@@ -1,4 +1,4 @@
-"""Several sources as one: training on a mixture of tasks (the paper's transfer experiment, arXiv 2502.01976, section 4).
+"""Several sources as one: training on a mixture of tasks, as in the transfer experiment (arXiv 2502.01976, section 4).
 
 Read by `preparation`. The sources take turns, so that a limit takes alike from all of them.
 """

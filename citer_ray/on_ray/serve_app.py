@@ -8,6 +8,7 @@ list of `section.key=value`.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -75,13 +76,14 @@ def build_application(config: CiterConfig) -> Application:
     Raises:
         ConfigError, PairError, DataError: the pair or a router cannot be used; found before any model loads.
     """
+    config = with_serving_engine(config)
     prepared = prepare(config)
     spec = engine_spec(prepared)
     source = router_source(config, spec.slm_fingerprint)
     routers = source.load()
     serving, kind = config.serve, config.engine.kind
     if kind == "vllm" and serving.canary_router is not None:
-        raise ConfigError("a vLLM engine runs one router: serve.canary_router needs engine.kind: transformers")
+        raise ConfigError("a vLLM engine runs one router: serve.canary_router needs serve.engine: transformers")
     fixed = routers.current.ref if kind == "vllm" and routers.current else None
     llm = _deployment(LlmReplica, name="LLM", **_options(serving.llm, config, sticky=True)).bind(spec)
     slm = _deployment(SlmReplica, name="SLM", **_options(serving.slm, config, sticky=True)).bind(spec, llm, fixed)
@@ -96,6 +98,18 @@ def build_application(config: CiterConfig) -> Application:
         **_options(serving.ingress, config, sticky=False),
     )
     return ingress.bind(spec, slm, llm, source)
+
+
+def with_serving_engine(config: CiterConfig) -> CiterConfig:
+    """The configuration with the engine that serves as its engine (`serve.engine`).
+
+    What the replicas reserve decides, not what this machine has: a cluster's head often has neither GPU nor work.
+    """
+    kind = config.serve.engine
+    if kind == "auto":
+        takes_vllm = config.serve.slm.num_gpus > 0 and find_spec("vllm") is not None
+        kind = "vllm" if takes_vllm else config.engine.kind
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"kind": kind})})
 
 
 def _deployment(cls: Any, **options: Any) -> Deployment:

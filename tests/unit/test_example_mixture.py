@@ -58,7 +58,11 @@ def test_bad_rows_of_all_sources_are_kept(sources: list[str]) -> None:
 
 def test_a_configuration_takes_a_list(sources: list[str], tmp_path: Path) -> None:
     names = ", ".join(sources)
-    settings = [f"output_dir={tmp_path / 'run'}", f"data.collect=[{names}, 'embedded:collect:4']", "data.validation=null"]
+    settings = [
+        f"output_dir={tmp_path / 'run'}",
+        f"data.collect=[{names}, 'embedded:collect:4']",
+        "data.validation=null",
+    ]
     config = load_config(SMOKE, [*settings, "data.collect_limit=6"])
     prepared = prepare(config)
     ids = [example.id for purpose in ("collect", "validation") for example in load_purpose(prepared, purpose)]
@@ -68,7 +72,7 @@ def test_a_configuration_takes_a_list(sources: list[str], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("value", ["[]", "''", "[a.jsonl, '']", "3"])
 def test_no_source_is_refused(value: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="data.collect"):
+    with pytest.raises(ConfigError, match=r"data\.collect"):
         load_config(SMOKE, [f"output_dir={tmp_path}", f"data.collect={value}"])
 
 

@@ -10,6 +10,7 @@ from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from citer_ray.config import CiterConfig
+from citer_ray.config_loading import load_config
 from citer_ray.errors import ConfigError
 from citer_ray.on_ray import serve_app
 
@@ -43,3 +44,21 @@ def test_serve_calls_the_builder_with_a_plain_dict(monkeypatch: pytest.MonkeyPat
 def test_wrong_arguments_are_explained(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         serve_app.load_app_config(arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "installed", "kind"),
+    [
+        ([], True, "transformers"),
+        (["serve.slm.num_gpus=0.5"], True, "vllm"),
+        (["serve.slm.num_gpus=0.5"], False, "transformers"),
+        (["serve.slm.num_gpus=0.5", "serve.engine=transformers"], True, "transformers"),
+        (["serve.engine=vllm"], True, "vllm"),
+    ],
+)
+def test_replicas_with_gpus_take_vllm(
+    settings: list[str], installed: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_app, "find_spec", lambda name: object() if installed else None)
+    config = load_config(EMBEDDED, settings)
+    assert serve_app.with_serving_engine(config).engine.kind == kind
