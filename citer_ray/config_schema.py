@@ -114,6 +114,8 @@ def _type_text(field: dict[str, Any]) -> str:
     if field.get("type") == "array":
         word, _, bounds = _type_text(field.get("items", {})).partition(" ")
         return f"list of {word}s {bounds}".rstrip()
+    if field.get("type") == "object":
+        return f"names, each with a {_type_text(field.get('additionalProperties', {}))}"
     words = _TYPE_WORDS.get(field.get("type", ""), "any value")
     bounds = " and ".join(f"{sign} {field[bound]:g}" for bound, sign in _BOUNDS if bound in field)
     pattern = f"matching `{field['pattern']}`" if "pattern" in field else ""

@@ -6,7 +6,7 @@ a cluster changes.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,9 @@ class DeploymentConfig(Section):
     num_cpus: float = Field(1.0, ge=0, description="CPUs of one replica.")
     num_gpus: float = Field(
         0.0, ge=0, description="GPUs of one replica: a fraction shares one, a whole number is for tensor parallelism."
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="Custom resources of one replica, such as `{slm: 1}`: it runs on nodes that have them."
     )
     health_check_period_s: Seconds = Field(5.0, description="Seconds between health checks.")
     health_check_timeout_s: Seconds = Field(10.0, description="Seconds after which a check has failed.")

@@ -151,5 +151,10 @@ def _resources(deployment: DeploymentConfig) -> dict[str, Any]:
     gpus = deployment.num_gpus
     if gpus > 1 and gpus != round(gpus):
         raise ConfigError(f"num_gpus {gpus:g} of a replica must be a fraction up to 1, or a whole number")
-    options = {"num_cpus": deployment.num_cpus, "num_gpus": gpus, "runtime_env": {"env_vars": REPLICA}}
+    options = {
+        "num_cpus": deployment.num_cpus,
+        "num_gpus": gpus,
+        "resources": dict(deployment.resources),
+        "runtime_env": {"env_vars": REPLICA},
+    }
     return {"ray_actor_options": options}

@@ -19,6 +19,7 @@ from citer_ray.config_schema import config_schema
         ("router.dropout", "number >= 0 and < 1"),
         ("pair", "section"),
         ("collect.shortcut", "true or false"),
+        ("serve.slm.resources", "names, each with a number > 0"),
     ],
 )
 def test_types_in_words(path: str, text: str) -> None:
