@@ -1,7 +1,8 @@
 """What Ray Serve and HTTP add to routed decoding: one stream of the embedded pair against the loop in one process.
 
 Both ways decode the same tokens in turn, at an LLM share of about 20 %, with a router of random weights (what is routed
-does not matter here, how often does). Read by `__main__`.
+does not matter here, how often does). Parts: `latency`, `load` (`serving_load`), and `bigger` and `paced`
+(`serving_pairs`). Read by `__main__`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks import serving_pairs
 from benchmarks.harness import Options, Quotient, Result
 from benchmarks.untrained_router import QUESTIONS, write_router
 from citer_ray.config import CiterConfig
@@ -31,42 +34,94 @@ from citer_ray.preparation import engine_spec, prepare
 from citer_ray.router_artifact import read_metadata
 
 _SHARE = 0.2
-_REPLICA = "{num_cpus: 0.1}"
+_REPLICA = "{num_cpus: 0.1, max_ongoing: 400}"
 
 
 def run(options: Options) -> Iterator[Result]:
     """Measure; see the module."""
     # Ray gives its workers a low priority; the process that is compared with has the usual one.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        settings = [f"output_dir={folder / 'run'}", f"serve.router={folder / 'router'}", f"serve.port={_free_port()}"]
-        settings += [f"serve.{name}={_REPLICA}" for name in ("ingress", "slm", "llm")]
-        config = load_config("configs/embedded.yaml", settings)
-        asyncio.run(write_router(config, folder / "router"))
-        yield from _measured(config, folder / "router", options)
-
-
-def _measured(config: CiterConfig, router: Path, options: Options) -> Iterator[Result]:
     from citer_ray.on_ray.serve_environment import use_fast_paths
 
     use_fast_paths()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if options.wants("latency") or options.wants("load"):
+            yield from _embedded(folder / "embedded", options)
+        if options.wants("bigger"):
+            yield from _bigger(folder / "bigger", options)
+        if options.wants("paced"):
+            yield from _paced(folder / "paced", options)
+
+
+@contextmanager
+def _served(folder: Path, settings: list[str]) -> Iterator[tuple[CiterConfig, Path, str]]:
+    """A pair in service: its configuration, its untrained router, and its address."""
     from citer_ray.on_ray.serve_run import serving
 
+    settings = [*settings, f"output_dir={folder / 'run'}", f"serve.router={folder / 'router'}"]
+    settings += [f"serve.{name}={_REPLICA}" for name in ("ingress", "slm", "llm")]
+    plain = load_config("configs/embedded.yaml", [one for one in settings if not one.startswith("engine.factory")])
+    asyncio.run(write_router(plain, folder / "router"))
+    config = load_config("configs/embedded.yaml", [*settings, f"serve.port={_free_port()}", "engine.max_rows=400"])
+    with serving(config) as address:
+        yield config, folder / "router", address
+
+
+def _embedded(folder: Path, options: Options) -> Iterator[Result]:
+    from benchmarks import serving_load
+
+    with _served(folder, []) as (config, router, address):
+        if options.wants("latency"):
+            yield from _latency("embedded", config, router, address, options, 1.6, 40 if options.short else 150)
+        if options.wants("load"):
+            yield from serving_load.measure(address, options)
+
+
+def _bigger(folder: Path, options: Options) -> Iterator[Result]:
+    tokens = (20, 8) if options.short else (150, 40)
+    with _served(folder, serving_pairs.bigger_pair(folder, short=options.short)) as (config, router, address):
+        yield from _latency("bigger", config, router, address, options, 1.15, tokens[0])
+        threshold = read_metadata(router).calibration.threshold_for(_SHARE)
+        repeats, targets = (1, None) if options.short else (options.repeats, (0.75, 1.47))
+        yield from serving_pairs.against_llm_alone(
+            "bigger: 1 stream over HTTP", address, threshold, 1, tokens, repeats, targets
+        )
+
+
+def _paced(folder: Path, options: Options) -> Iterator[Result]:
+    tokens = (50, 20) if options.short else (250, 100)
+    with _served(folder, [serving_pairs.PACED]) as (_, _, address):
+        for streams in (4, 32):
+            yield from serving_pairs.against_llm_alone(
+                f"paced: {streams} streams over HTTP",
+                address,
+                _SHARE,
+                streams,
+                tokens,
+                options.repeats,
+                None if options.short else (0.65, 2.0),
+                serving_pairs.paced_steps,
+            )
+
+
+def _latency(
+    name: str, config: CiterConfig, router: Path, address: str, options: Options, target: float, tokens: int
+) -> Iterator[Result]:
+    """A routed response over HTTP against the loop in this process, and the first token against the SLM's own."""
     threshold = read_metadata(router).calibration.threshold_for(_SHARE)
-    tokens = 40 if options.short else 150
-    with serving(config) as address, httpx.Client(base_url=address, timeout=600) as http:
+    with httpx.Client(base_url=address, timeout=600) as http:
         client = _Client(http, threshold, tokens)
         alone = _InProcess.build(config, router, threshold, tokens)
         # Both ways warm up on the same prompts, and must agree on every token.
         same = sum(client.ids(question) == alone.ids(question) for question in QUESTIONS)
         share = client.share(QUESTIONS[0])
-        repeats = 1 if options.short else 4 * options.repeats
+        repeats = 1 if options.short else (4 if name == "embedded" else 1) * options.repeats
         note, facts = f"{same}/{len(QUESTIONS)}", {"llm_share": share, "tokens": tokens, "repeats": repeats}
         pairs = [(_seconds(client.routed, q), _seconds(alone.routed, q)) for _ in range(repeats) for q in QUESTIONS]
-        yield _quotient("embedded: HTTP over in-process, wall time", pairs, options.short, 1.6, note, facts)
+        yield _quotient(f"{name}: HTTP over in-process, wall time", pairs, options.short, target, note, facts)
         pairs = [(client.first("routed", q), client.first("slm", q)) for _ in range(2 * repeats) for q in QUESTIONS]
-        yield _quotient("embedded: first token, routed over SLM alone", pairs, options.short, 1.3, "", facts)
+        yield _quotient(f"{name}: first token, routed over SLM alone", pairs, options.short, 1.3, "", facts)
 
 
 def _quotient(

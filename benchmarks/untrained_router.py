@@ -1,4 +1,4 @@
-"""A router for the embedded SLM without training: seeded weights, and thresholds measured on its own responses."""
+"""A router for an SLM without training: seeded weights, and thresholds measured on its own responses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from citer_ray.decoding import Request, decode_many
 from citer_ray.engines.build import build_engine
 from citer_ray.engines.hf import TransformersEngine
 from citer_ray.engines.scorers import RouterScorer
+from citer_ray.pair.models import load_hf_config
 from citer_ray.policy import Threshold
 from citer_ray.preparation import engine_spec, prepare
 from citer_ray.router import Router
@@ -31,7 +32,8 @@ async def write_router(config: CiterConfig, folder: Path, seed: int = 0) -> None
     slm = build_engine("slm", spec)
     assert isinstance(slm, TransformersEngine)
     architecture = RouterConfig(batch_norm=False)
-    router = Router(64, architecture, generator=torch.Generator().manual_seed(seed)).eval()
+    hidden_size = load_hf_config(config.pair.slm).hidden_size
+    router = Router(hidden_size, architecture, generator=torch.Generator().manual_seed(seed)).eval()
     with torch.no_grad():
         router.output.weight.mul_(20)
     slm.set_scorer("router", RouterScorer(router))
@@ -46,7 +48,7 @@ async def write_router(config: CiterConfig, folder: Path, seed: int = 0) -> None
     )
     metadata = RouterMetadata(
         architecture=architecture,
-        hidden_size=64,
+        hidden_size=hidden_size,
         fingerprint=prepared.fingerprint,
         round=1,
         threshold=table.threshold_for(0.2),

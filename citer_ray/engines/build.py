@@ -5,11 +5,13 @@ Label collection, evaluation and serving build their engines here, so they all s
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
@@ -26,7 +28,7 @@ from citer_ray.engines.vllm_placement import (
     usable_cores,
     visible_gpus,
 )
-from citer_ray.errors import PairError
+from citer_ray.errors import ConfigError, PairError
 from citer_ray.model_shape import DecoderShape
 from citer_ray.pair.models import load_hf_config, load_model, resolve_device, resolve_path
 from citer_ray.router_artifact import load_router
@@ -77,6 +79,9 @@ def check_engines(spec: EngineSpec) -> None:
         ConfigError: vLLM or its plugin is missing, or a setting does not fit a model.
         PairError: no handoff token, a vocabulary that a model does not cover, or an SLM without a routed version.
     """
+    if spec.config.engine.factory is not None:
+        _factory(spec.config.engine.factory)
+        return
     if spec.config.engine.kind != "vllm":
         return
     from citer_ray.engines.vllm_launch import check, routed_names
@@ -136,6 +141,8 @@ def build_engine(
             max_model_len=spec.max_model_len,
             masked_ids=_masked(spec),
         )
+    if spec.config.engine.factory is not None:
+        return _factory(spec.config.engine.factory)(role, spec)
     if spec.config.engine.kind == "vllm":
         placements = _placements([role], spec, worker)
         return _vllm_engine(role, spec, router, purpose, placements[0])
@@ -156,11 +163,22 @@ def build_engine(
     return engine
 
 
+def _factory(path: str) -> Callable[[Role, EngineSpec], Engine]:
+    """The function behind `engine.factory`."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"engine.factory {path!r} cannot be imported: {error}; use package.module:function") from None
+    return cast("Callable[[Role, EngineSpec], Engine]", found)
+
+
 def build_pair(
     spec: EngineSpec, *, router: Path | None = None, executor: Executor | None = None, worker: Replicas | None = None
 ) -> tuple[Engine, Engine]:
     """Both models in one process, each on its own part of the process's cores or GPUs; see `build_engine`."""
-    if spec.config.engine.kind == "vllm" and not is_remote("llm", spec):
+    engine = spec.config.engine
+    if engine.kind == "vllm" and engine.factory is None and not is_remote("llm", spec):
         slm, llm = _placements(["slm", "llm"], spec, worker)
         return _vllm_engine("slm", spec, router, "decode", slm), _vllm_engine("llm", spec, None, "decode", llm)
     slm_engine = build_engine("slm", spec, router=router, executor=executor, worker=worker)

@@ -135,7 +135,7 @@ async def test_streams_that_are_closed_leave_nothing(server: Server) -> None:
             await anext(aiter(stream))
             return stream
 
-    streams = await asyncio.gather(*(start() for _ in range(200)))
+    streams = await asyncio.gather(*(start() for _ in range(300)))
     await asyncio.gather(*(stream.close() for stream in streams))
     await asyncio.to_thread(server.wait_until_idle, 60)
 
