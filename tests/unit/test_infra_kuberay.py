@@ -20,7 +20,7 @@ from ray.serve.schema import ServeDeploySchema
 from citer_ray import __version__
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
-from citer_ray.on_ray.serve_app import APP_NAME, app, load_app_config
+from citer_ray.on_ray.serve_app import APP_NAME, app, load_app_config, with_serving_engine
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = {path.stem: path for path in (ROOT / "infra" / "kuberay").glob("*.yaml")}
@@ -204,6 +204,13 @@ def test_service_fits_its_cluster_at_its_largest() -> None:
         needs = [(serve.slm.num_cpus, serve.slm.num_gpus)] * models[0]
         needs += [(serve.llm.num_cpus, serve.llm.num_gpus)] * models[1]
         assert_fits("rayservice", needs)
+
+
+def test_what_the_service_runs_on() -> None:
+    config = with_serving_engine(served("infra/kuberay/rayservice.yaml"))
+    assert config.engine.kind == "vllm" and config.serve.canary_router is None  # vLLM runs one router
+    assert config.serve.llm.num_gpus == config.engine.llm.tensor_parallel_size
+    assert with_serving_engine(served("infra/serve/embedded.yaml")).engine.kind == "transformers"
 
 
 def test_the_router_in_service_is_of_the_job_beside_it() -> None:

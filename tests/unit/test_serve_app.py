@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve._private.build_app import build_app
 
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
@@ -62,3 +63,14 @@ def test_replicas_with_gpus_take_vllm(
     monkeypatch.setattr(serve_app, "find_spec", lambda name: object() if installed else None)
     config = load_config(EMBEDDED, settings)
     assert serve_app.with_serving_engine(config).engine.kind == kind
+
+
+def test_the_application_is_built_without_a_cluster(tmp_path: Path) -> None:
+    """All of what Serve does before it starts replicas; the names are those that Serve configs may change."""
+    arguments = {"config": EMBEDDED, "overrides": [f"output_dir={tmp_path}", "serve.slm={max_replicas: 3}"]}
+    built = build_app(call_user_app_builder_with_args_if_necessary(serve_app.app, arguments), name=serve_app.APP_NAME)
+    deployments = {deployment.name: deployment for deployment in built.deployments}
+    assert set(deployments) == {"RoutingIngress", "SLM", "LLM"}
+    assert built.ingress_deployment_name == "RoutingIngress"
+    scaling = deployments["SLM"]._deployment_config.autoscaling_config
+    assert scaling is not None and scaling.max_replicas == 3
