@@ -51,7 +51,9 @@ class DataConfig(Section):
     A list of sources is a mixture: they take turns.
     """
 
-    collect: Sources = Field(description="Source of the examples that are labelled, or several; each needs a reference.")
+    collect: Sources = Field(
+        description="Source of the examples that are labelled, or several; each needs a reference."
+    )
     validation: Sources | None = Field(
         None, description="Source on which thresholds are chosen, or several; null holds out a part of `collect`."
     )
@@ -62,7 +64,9 @@ class DataConfig(Section):
     collect_split: str = Field("train", description="Split of a hub data set for `collect`.")
     validation_split: str = Field("validation", description="Split of a hub data set for `validation`.")
     test_split: str = Field("test", description="Split of a hub data set for `test`.")
-    collect_limit: Positive | None = Field(None, description="Take at most this many examples for labels, of all sources.")
+    collect_limit: Positive | None = Field(
+        None, description="Take at most this many examples for labels, of all sources."
+    )
     validation_limit: Positive | None = Field(None, description="Take at most this many validation examples.")
     test_limit: Positive | None = Field(None, description="Take at most this many test examples.")
     validation_fraction: Fraction = Field(
@@ -96,6 +100,11 @@ class EngineConfig(Section):
 
     kind: Literal["transformers", "vllm"] = Field(
         "transformers", description="`transformers` is exact and needs no more; `vllm` is for production."
+    )
+    factory: str | None = Field(
+        None,
+        description="An engine of your own: import path `package.module:function` of a function that takes the role "
+        "(`slm` or `llm`) and the `EngineSpec`, and returns an `Engine`; it wins over `kind`.",
     )
     max_rows: Positive = Field(256, description="Sessions whose KV caches are held at once; more wait their turn.")
     max_pass_tokens: Positive = Field(8192, description="Padded tokens of one forward pass.")

@@ -91,7 +91,7 @@ class Sandbox:
             check=False,
             stdin=subprocess.DEVNULL,
             # A job in the background ignores Ctrl-C, and its children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no threads here)
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     @property
