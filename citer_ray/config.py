@@ -188,7 +188,7 @@ class RouterConfig(Section):
         ("hidden",),
         min_length=1,
         description="What the router reads of the SLM, in this order: its hidden state, its largest logits, the "
-        "embedding of its greedy token. All but `hidden` need `engine.kind: transformers`.",
+        "embedding of its greedy token; the last needs `engine.kind: transformers`.",
     )
     top_logits: Positive = Field(32, description="How many logits `top_logits` reads, largest first.")
     widths: tuple[float, ...] = Field((2.0, 1.0), description="Hidden layers' widths, as multiples of the input's.")

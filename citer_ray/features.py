@@ -14,6 +14,18 @@ from citer_ray.config import RouterConfig
 HIDDEN_ALONE = ("hidden",)
 
 
+def feature_width(config: RouterConfig, hidden_size: int, vocab_size: int) -> int:
+    """Width of what a router reads.
+
+    Args:
+        config: the router's shape.
+        hidden_size: of the SLM.
+        vocab_size: of its logits.
+    """
+    widths = {"hidden": hidden_size, "top_logits": min(config.top_logits, vocab_size), "token_embedding": hidden_size}
+    return sum(widths[name] for name in config.features)
+
+
 class FeatureReader:
     """Features of a router, [B, F].
 

@@ -139,14 +139,17 @@ def check(model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerp
     if options.max_model_len is not None and limit is not None and options.max_model_len > limit:
         raise ConfigError(f"max_model_len is {options.max_model_len}, but {model} takes {limit}; lower it")
     if settings.router is not None:
-        from citer_ray.router_artifact import load_router
+        from citer_ray.features import feature_width
+        from citer_ray.router_artifact import load_router, read_metadata
 
-        _, metadata = load_router(settings.router, slm_fingerprint=slm_fingerprint, hidden_size=int(text.hidden_size))
-        features = getattr(metadata.architecture, "features", ("hidden",))
-        if tuple(features) != ("hidden",):
+        read = feature_width(
+            read_metadata(settings.router).architecture, int(text.hidden_size), settings.shared_vocab_size
+        )
+        _, metadata = load_router(settings.router, slm_fingerprint=slm_fingerprint, hidden_size=read)
+        if "token_embedding" in metadata.architecture.features:
             raise PairError(
-                f"the router {settings.router} reads {', '.join(features)}, and vLLM gives it the hidden state alone; "
-                "fit one with router.features: [hidden], or set engine.kind: transformers"
+                f"the router {settings.router} reads token_embedding, which vLLM's engine does not give it; fit one with "
+                "router.features: [hidden, top_logits], or set engine.kind: transformers"
             )
     speculation = options.speculation
     if speculation is not None and settings.router is not None:

@@ -17,6 +17,7 @@ import torch
 from citer_ray.engines.vllm_architectures import ARCHITECTURES, ROUTED, stock_name
 from citer_ray.engines.vllm_score_column import encode_scores
 from citer_ray.engines.vllm_settings import ModelSettings, unwritable_ids
+from citer_ray.features import FeatureReader
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,6 +39,8 @@ class RouterHead:
         self._device = torch.device("cpu")
         if settings.router is not None:
             self._router = _load_router(settings.router)
+            # `vllm_launch.check` has refused routers that read the embedding.
+            self._features = FeatureReader(self._router.config, torch.empty(0))
 
     def logits(self, hidden_BH: torch.Tensor, logits_BV: torch.Tensor) -> torch.Tensor:
         """float32 [B, V]; unwritable ids at -inf, and the encoded score in the handoff column."""
@@ -49,7 +52,8 @@ class RouterHead:
             if self._device != hidden_BH.device:
                 self._router, self._device = self._router.to(hidden_BH.device), hidden_BH.device
             # The router is float32 whatever the model's dtype: thresholds are compared at full precision.
-            logits_BV[:, self._settings.handoff_token_id] = encode_scores(self._router.p_slm(hidden_BH))
+            scores_B = self._router.p_slm(self._features(hidden_BH, logits_BV))
+            logits_BV[:, self._settings.handoff_token_id] = encode_scores(scores_B)
         return logits_BV
 
 

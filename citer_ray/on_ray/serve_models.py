@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -23,7 +22,6 @@ from citer_ray.config import Replicas
 from citer_ray.engine import Engine, Sampling, Session, Turn
 from citer_ray.engines.build import EngineSpec, Role, build_engine, limit_threads
 from citer_ray.engines.hf import TransformersEngine
-from citer_ray.engines.scorers import RouterScorer
 from citer_ray.errors import RetryableError
 from citer_ray.on_ray.serve_environment import join_logs
 from citer_ray.on_ray.serve_metrics import ModelMetrics
@@ -31,6 +29,7 @@ from citer_ray.on_ray.serve_sessions import Limits, ReplicaEngine, TurnCall, Tur
 from citer_ray.router_artifact import load_router
 from citer_ray.serving.jobs import Job, Report, RouterRef, scorer_name
 from citer_ray.serving.responding import ResponseSettings, respond
+from citer_ray.storage import storage_path
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class _Model:
         join_logs()
         self._role, self._spec, self._config = role, spec, config
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{role}-passes")
-        folder = None if router is None else Path(router.source)
+        folder = None if router is None else storage_path(router.source)
         self._engine = build_engine(role, spec, router=folder, executor=self._executor, worker=replicas)
         self.metrics = ModelMetrics(role)
         self.jobs = 0
@@ -156,7 +155,7 @@ class SlmReplica(_Model):
             if router.version not in self._loaded:
                 fingerprint = self._spec.slm_fingerprint
                 loaded, _ = await asyncio.to_thread(load_router, router.source, slm_fingerprint=fingerprint)
-                self._engine.set_scorer(scorer_name(router.version), RouterScorer(loaded))
+                self._engine.set_scorer(scorer_name(router.version), self._engine.router_scorer(loaded))
                 self._loaded.add(router.version)
                 logger.info("router %s is loaded", router.version)
 

@@ -51,6 +51,22 @@ def test_the_head_adds_the_score_and_masks(router: tuple[Router, str], dtype: to
     assert torch.equal(decode_scores(result_BV[:, HANDOFF]), router[0].p_slm(hidden_BH))
 
 
+def test_a_router_reads_the_largest_writable_logits(tmp_path: Path) -> None:
+    config = RouterConfig(features=("hidden", "top_logits"), top_logits=5)
+    router = Router(HIDDEN + 5, config, generator=torch.Generator().manual_seed(0)).eval()
+    fingerprint = PairFingerprint(slm="slm", llm="llm", tokenizer="tokenizer")
+    metadata = RouterMetadata(architecture=config, hidden_size=HIDDEN + 5, fingerprint=fingerprint, round=1)
+    save_router(router, metadata, tmp_path)
+    hidden_BH, logits_BV = rows(torch.float32)
+    logits_BV[:, [3, HANDOFF, SHARED]] = 50.0  # never written, so never read
+    result_BV = RouterHead(ModelSettings(SHARED, (3, HANDOFF), HANDOFF, str(tmp_path))).logits(
+        hidden_BH, logits_BV.clone()
+    )
+    writable = [token for token in range(SHARED) if token not in (3, HANDOFF)]
+    features_BF = torch.cat([hidden_BH, logits_BV[:, writable].topk(5, -1).values], -1)
+    assert torch.equal(decode_scores(result_BV[:, HANDOFF]), router.p_slm(features_BF))
+
+
 def test_without_a_router_the_handoff_column_is_masked() -> None:
     hidden_BH, logits_BV = rows(torch.float32)
     result_BV = RouterHead(ModelSettings(SHARED, (HANDOFF,))).logits(hidden_BH, logits_BV)
