@@ -148,8 +148,8 @@ def check(model: str, settings: ModelSettings, options: VLLMOptions, slm_fingerp
         _, metadata = load_router(settings.router, slm_fingerprint=slm_fingerprint, hidden_size=read)
         if "token_embedding" in metadata.architecture.features:
             raise PairError(
-                f"the router {settings.router} reads token_embedding, which vLLM's engine does not give it; fit one with "
-                "router.features: [hidden, top_logits], or set engine.kind: transformers"
+                f"the router {settings.router} reads token_embedding, which vLLM's engine does not give it; fit one "
+                "with router.features: [hidden, top_logits], or set engine.kind: transformers"
             )
     speculation = options.speculation
     if speculation is not None and settings.router is not None:
