@@ -15,7 +15,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart pair test lint audit format mlflow bench clean distclean
+.PHONY: help setup quickstart pair test lint audit format mlflow bench chaos clean distclean
 
 help: ## list the targets
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12] [VENV=.venv] [EXTRAS=cpu,dev | gpu,dev | dev]"
@@ -53,6 +53,9 @@ mlflow: setup ## compare runs in the browser: MLflow on http://127.0.0.1:5000 (a
 
 bench: setup ## run the benchmarks (one suite: ARGS=collect; a quick look: ARGS=--short)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: setup ## kill runs at random moments and compare what comes out (other trials: ARGS='--trials 50 --seed 1')
+	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 clean: ## remove caches and build output; runs/ and the environment stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,283 @@
+"""The simulation against collections that run here: the embedded pair, with one worker for rollouts and with two.
+
+First the times of passes are measured in one process: scoring a token, a step of rollouts by the number of rows, and
+what starting a worker costs. All are CPU seconds, so that other load of the machine does not count. Then the simulation
+gets the work of some chunks, all workers on the machine's cores, and says how long a collection takes; then it runs.
+Read by `scale`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from benchmarks.scale_simulation import Outcome, Pool, simulate
+from benchmarks.scale_times import Batching, ChunkSeconds, LinearPass, first_round_seconds
+from benchmarks.scale_work import ChunkWork
+from citer_ray.config import CiterConfig
+from citer_ray.config_loading import dump_yaml, load_config
+from citer_ray.decoding import Request, decode_many
+from citer_ray.engine import Engine, Sampling, Session, Turn
+from citer_ray.engines.build import build_engine
+from citer_ray.examples import Example
+from citer_ray.on_ray.collect import CollectPlan, chunked
+from citer_ray.policy import AlwaysSlm
+from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
+
+ROOT = Path(__file__).parents[1]
+STEP_ROWS = (1, 32, 128, 256)  # of the passes that are timed
+STEP_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the simulation is fed with; seconds are of CPU.
+
+    Attributes:
+        slm: passes of the SLM that score.
+        llm: of the LLM.
+        step: of the SLM that decode.
+        load_s: until a worker takes its first chunk.
+        work: some chunks, which stand for all.
+    """
+
+    slm: LinearPass
+    llm: LinearPass
+    step: LinearPass
+    load_s: float
+    work: tuple[ChunkWork, ...]
+
+    def predict(self, chunks: int, rollout_workers: int, cores: float, batching: Batching) -> Outcome:
+        """A collection on `cores`, of which other load takes away fractions."""
+        whole = max(1, os.cpu_count() or 1)
+        slower = whole / cores
+        seconds = first_round_seconds(self.work, self.slm, self.llm, batching, self.step)
+        all_of = [seconds[index % len(seconds)] for index in range(chunks)]
+
+        def pool(name: str, workers: int) -> Pool:
+            return Pool(name, workers, slower * self.load_s, [slower * _of(one, name) for one in all_of])
+
+        return simulate([pool("slm", 1), pool("llm", 1), pool("rollouts", rollout_workers)], cores=whole)
+
+
+def _of(one: ChunkSeconds, name: str) -> float:
+    return float(getattr(one, name))
+
+
+def config_of(folder: Path, examples: int, rollout_workers: int) -> CiterConfig:
+    """The embedded pair; rollouts decide a part of all positions, so that they are most of the work."""
+    return load_config(
+        ROOT / "configs" / "smoke.yaml",
+        [
+            f"output_dir={folder}",
+            "tracking.enabled=false",
+            f"data.collect_limit={examples}",
+            "collect.examples_per_chunk=8",
+            "collect.branches=none",
+            "collect.shortcut=false",
+            "collect.state_fraction=0.4",
+            "collect.slm={count: 1, num_cpus: 0.25}",
+            "collect.llm={count: 1, num_cpus: 0.25}",
+            f"collect.rollouts={{count: {rollout_workers}, num_cpus: 0.5}}",
+            "evaluate.workers={count: 1, num_cpus: 0.25}",
+        ],
+    )
+
+
+# -- times of passes -----------------------------------------------------------------------------------------------
+
+
+class _Recorded:
+    """An engine that notes each decoded response: tokens of its context, and of what it wrote."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.eos_token_ids, self.max_model_len = engine.eos_token_ids, engine.max_model_len
+        self.responses: list[list[int]] = []
+
+    async def score(self, batch: Any, *, hidden: bool = False) -> Any:
+        return await self._engine.score(batch, hidden=hidden)
+
+    async def open(self, prompt_ids: Sequence[int], sampling: Sampling, **options: Any) -> Session:
+        session = await self._engine.open(prompt_ids, sampling, **options)
+        note = [len(prompt_ids), 0]
+        self.responses.append(note)
+        return _RecordedSession(session, note)
+
+
+class _RecordedSession:
+    def __init__(self, session: Session, note: list[int]) -> None:
+        self._session, self._note = session, note
+
+    @property
+    def num_tokens(self) -> int:
+        return self._session.num_tokens
+
+    async def turn(self, new_ids: Sequence[int], max_tokens: int) -> Turn:
+        turn = await self._session.turn(new_ids, max_tokens)
+        self._note[1] += len(turn.token_ids)
+        return turn
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def measure_times(config: CiterConfig, chunks: int) -> Measured:
+    """Label the first chunks in this process and time passes, on as many threads as a worker has."""
+    prepared = prepare(config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.engine.torch_threads or 1)
+    try:
+        return _measure(prepared, chunks)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(prepared: Prepared, count: int) -> Measured:
+    spec = engine_spec(prepared)
+    labeller = CollectPlan(spec, prepared.eos_token_id, 1, AlwaysSlm(), None, Path("unused"), None).labeller()
+    examples = load_purpose(prepared, "collect").examples
+    chunks = chunked(examples, prepared.config.collect.examples_per_chunk)[:count]
+    scoring, deciding = build_engine("slm", spec, purpose="score"), _Recorded(build_engine("slm", spec))
+    llm = build_engine("llm", spec, purpose="score")
+    seconds, tokens = {"slm": 0.0, "llm": 0.0}, {"slm": 0, "llm": 0}
+    work = []
+
+    async def one(number: int, chunk: Sequence[Example]) -> ChunkWork:
+        before = time.process_time()
+        rows = await labeller.score_slm(scoring, chunk, number)
+        seconds["slm"] += time.process_time() - before
+        before = time.process_time()
+        scored = await labeller.score_llm(llm, rows)
+        seconds["llm"] += time.process_time() - before
+        asked = np.array([any(id is not None for id in row.llm_ids) for row in scored])
+        lengths = np.array([(len(row.prompt_ids), len(row.reference_ids)) for row in scored])
+        tokens["slm"] += int(lengths.sum())
+        tokens["llm"] += int(lengths[asked].sum())
+        deciding.responses.clear()
+        decided = await labeller.decide(deciding, None, scored, {example.id: example for example in chunk})
+        # `decode_many` opens responses in the order of the rows.
+        counts = [row.rollouts for row in decided]
+        noted = np.array(deciding.responses, np.int64).reshape(-1, 2)
+        owners = np.repeat(np.arange(len(decided)), counts)[: len(noted)]
+        return ChunkWork(lengths[:, 0], lengths[:, 1], asked, owners, noted[:, 0], noted[:, 1])
+
+    for number, chunk in enumerate(chunks):
+        work.append(asyncio.run(one(number, chunk)))
+    per_token = {name: seconds[name] / max(1, tokens[name]) for name in seconds}
+    return Measured(
+        slm=LinearPass(0.0, token=per_token["slm"]),
+        llm=LinearPass(0.0, token=per_token["llm"]),
+        step=_step_time(build_engine("slm", spec), work, per_token["slm"]),
+        load_s=_load_seconds(prepared.config),
+        work=tuple(work),
+    )
+
+
+def _step_time(engine: Engine, work: Sequence[ChunkWork], per_token: float) -> LinearPass:
+    """Seconds of a decoding pass as a line in its rows: from responses of equal length, several numbers at once."""
+    context = int(np.mean(np.concatenate([one.contexts for one in work])))
+    limit = Sampling(ignore_eos=True)
+    prompt = [5 + index % 7 for index in range(context)]
+
+    async def decode(rows: int, tokens: int) -> float:
+        requests = [Request(prompt, AlwaysSlm(), tokens, limit) for _ in range(rows)]
+        before = time.process_time()
+        await decode_many(engine, None, requests, in_flight=rows)
+        return time.process_time() - before
+
+    points = []
+    for rows in STEP_ROWS:
+        short, long = (asyncio.run(decode(rows, tokens)) for tokens in (4, 4 + STEP_TOKENS))
+        points.append((rows, max(1e-6, long - short) / STEP_TOKENS))
+    rows_N, seconds_N = np.array(points).T
+    row, fixed = np.polyfit(rows_N, seconds_N, 1, w=1 / seconds_N)
+    # A pass over many new tokens is a prefill, whose time is that of scoring.
+    return LinearPass(max(0.0, float(fixed)), row=max(0.0, float(row) - per_token), token=per_token)
+
+
+def _load_seconds(config: CiterConfig) -> float:
+    """CPU seconds of a fresh process until it holds a model: imports and weights."""
+    code = (
+        "import sys\n"
+        "import citer_ray.on_ray.collect\n"
+        "from citer_ray.config_loading import load_config\n"
+        "from citer_ray.pair.models import load_model, load_tokenizer\n"
+        "config = load_config(sys.argv[1], [])\n"
+        "load_tokenizer(config.pair.slm), load_model(config.pair.slm)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(dump_yaml(config), encoding="utf-8")
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, check=True, capture_output=True)
+        after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+# -- the collection itself -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A collection that ran: wall seconds, and cores that other processes left to it."""
+
+    seconds: float
+    cores: float
+
+
+def collect(config: CiterConfig) -> Collected:
+    """Run a collection on Ray and time it, without Ray's own start."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    from citer_ray.on_ray.experiment import Experiment
+
+    with Experiment.start(config, sys.argv) as experiment:
+        _ = experiment.spec, experiment.collect_examples
+        with _cores_left() as cores:
+            started = time.monotonic()
+            experiment.collect(1)
+            seconds = time.monotonic() - started
+    return Collected(seconds, cores[0])
+
+
+@contextmanager
+def _cores_left() -> Iterator[list[float]]:
+    """Cores less what other processes used meanwhile; filled in at the end."""
+    found = [float(psutil.cpu_count() or 1)]
+    machine, ours, wall = _machine_seconds(), _family_seconds(), time.monotonic()
+    yield found
+    ended: dict[int, float] = _family_seconds()
+    own = sum(seconds - ours.get(pid, 0.0) for pid, seconds in ended.items())
+    others = max(0.0, _machine_seconds() - machine - own)
+    found[0] = max(0.2, found[0] - others / (time.monotonic() - wall))
+
+
+def _machine_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
+def _family_seconds() -> dict[int, float]:
+    """CPU seconds of this process and all below it that live; of workers that ended, their parent has the sum."""
+    me = psutil.Process()
+    seconds: dict[int, float] = {}
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        seconds[process.pid] = times.user + times.system + times.children_user + times.children_system
+    return seconds
