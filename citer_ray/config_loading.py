@@ -23,6 +23,7 @@ from citer_ray.config_schema import ConfigSchema, config_schema
 from citer_ray.errors import ConfigError
 from citer_ray.file_replacement import replacing
 from citer_ray.redaction import MASK, redact_values
+from citer_ray.storage import storage_path
 
 RUN_YAML = "run.yaml"
 _SHOWN_VALUE_LENGTH = 80
@@ -74,7 +75,7 @@ def write_run_yaml(config: CiterConfig, output_dir: str | Path) -> Path:
     shown = redact_values(values)
     if shown != values:
         header += f"# Passwords in URLs are left out ({MASK}); give those keys again, or better, use the environment.\n"
-    path = Path(output_dir) / RUN_YAML
+    path = storage_path(output_dir) / RUN_YAML
     with replacing(path) as temporary:
         temporary.write_text(header + _dumped(shown), encoding="utf-8")
     return path

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from citer_ray.errors import ConfigError, DataError
+from citer_ray.storage import is_remote, opened_parquet, storage_path, store_errors
 
 HUB_PREFIX = "hub:"
 EMBEDDED_PREFIX = "embedded:"
@@ -34,7 +35,7 @@ def read_rows(source: str, *, split: str, limit: int | None, families: Sequence[
     """Opens a source.
 
     Args:
-        source: A path, `hub:NAME[:CONFIG]`, or `embedded:SPLIT[:COUNT][:FAMILY,FAMILY]`.
+        source: A path, a URI of one (`s3://...`), `hub:NAME[:CONFIG]`, or `embedded:SPLIT[:COUNT][:FAMILY,FAMILY]`.
         split: Split of a hub data set.
         limit: How many embedded problems to draw where the source does not say.
         families: Embedded problems only: the families to draw from.
@@ -49,21 +50,23 @@ def read_rows(source: str, *, split: str, limit: int | None, families: Sequence[
         raise ConfigError(f"families {list(families)} choose embedded problems, but the source is {source!r}")
     if source.startswith(HUB_PREFIX):
         return _hub_rows(source, split)
-    path = Path(source)
+    path = storage_path(source)
     readers = {".jsonl": _jsonl_rows, ".json": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}
     if path.suffix.lower() not in readers:
         raise ConfigError(
             f"cannot read examples from {source!r}: use a .jsonl or .parquet file, hub:NAME[:CONFIG], "
             "or embedded:SPLIT[:COUNT][:FAMILY,FAMILY]"
         )
-    if not path.is_file():
-        raise DataError(f"no such file of examples: {source} (looked from {Path.cwd()})")
+    with store_errors(path, "cannot find"):
+        if not path.is_file():
+            looked = "" if is_remote(path) else f" (looked from {Path.cwd()})"
+            raise DataError(f"no such file of examples: {source}{looked}")
     return readers[path.suffix.lower()](path)
 
 
 def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
     """One JSON value a line; lines of white space alone are no rows."""
-    with path.open("rb") as lines:
+    with store_errors(path, "cannot read"), path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -82,11 +85,10 @@ def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
 
 def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
     import pyarrow
-    import pyarrow.parquet
 
     try:
         number = 0
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with opened_parquet(path) as file:
             for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1

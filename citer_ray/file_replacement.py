@@ -1,7 +1,8 @@
 """Replacing a binary file in one step: a reader, or a killed run, sees the old file or the new one.
 
 The label store and the router's artifact write through it. Temporary files have a fixed pattern, so that
-what a killed writer left behind can be recognised and removed.
+what a killed writer left behind can be recognised and removed. In an object store a file appears when its upload
+ends, so the temporary file is on this machine and nothing is left behind there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from citer_ray.errors import DataError
+from citer_ray.storage import is_remote, upload
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -21,9 +23,18 @@ TEMPORARY_SUFFIX = ".tmp"
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on a normal exit it is flushed to disk and renamed to `path`.
 
+    For a `path` in an object store it is a local file, which is uploaded in the end.
+
     Raises:
         DataError: the folder cannot be written or the disk is full; `path` is as it was.
     """
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder) / path.name
+            local.touch()
+            yield local
+            upload(local, path)
+        return
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +58,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def remove_orphans(folder: Path, stem: str) -> list[Path]:
     """Remove temporary files of targets whose name starts with `stem`, while nobody writes to `folder`."""
+    if is_remote(folder):
+        return []
     orphans = sorted(folder.glob(f".{stem}*{TEMPORARY_SUFFIX}"))
     for orphan in orphans:
         orphan.unlink(missing_ok=True)

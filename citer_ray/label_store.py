@@ -24,6 +24,7 @@ from citer_ray.errors import DataError
 from citer_ray.file_replacement import remove_orphans, replacing
 from citer_ray.fingerprint import PairFingerprint
 from citer_ray.label_rows import HIDDEN_SIZE_KEY, Positions, explode, label_schema
+from citer_ray.storage import opened_parquet, storage_path
 
 SCHEMA_VERSION = 1
 _DIGEST_FILE = "digest.json"
@@ -65,7 +66,7 @@ class LabelStore:
     """One folder of labels. Making one touches nothing; `open` checks and prepares the folder."""
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = storage_path(folder)
 
     @classmethod
     def open(cls, folder: Path | str, *, digest: str) -> LabelStore:
@@ -206,7 +207,7 @@ def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """
     try:
         # Not pq.read_table: that goes through a data set and would read partitions from the folder's names.
-        with pq.ParquetFile(path) as file:
+        with opened_parquet(path) as file:
             return file.read(columns=None if columns is None else list(columns))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read ({error}); delete this file and run collect again") from error

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from citer_ray.config import CiterConfig
 from citer_ray.errors import ConfigError
 from citer_ray.redaction import without_credentials
+from citer_ray.storage import is_remote, storage_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,18 +56,24 @@ def tracking_uri(config: CiterConfig, environ: Mapping[str, str] = os.environ) -
     """`tracking.uri`, else MLFLOW_TRACKING_URI, else a sqlite file beside the output folder.
 
     Raises:
-        ConfigError: the URI is malformed or of an unknown kind.
+        ConfigError: the URI is malformed or of an unknown kind; or there is none, and the output folder is in an object
+            store, beside which no sqlite file can be.
     """
     for uri, origin in ((config.tracking.uri, "tracking.uri"), (environ.get(URI_VARIABLE), URI_VARIABLE)):
         if uri:
             _check_uri(uri, origin)
             return uri
+    if is_remote(_shared_folder(config)):
+        raise ConfigError(
+            f"tracking.uri is null and output_dir is {config.output_dir}, where no sqlite file can be: set "
+            f"tracking.uri or {URI_VARIABLE} (http://host:5000, sqlite:////local/mlflow.db), or tracking.enabled=false"
+        )
     return f"sqlite:///{_shared_folder(config) / SQLITE_NAME}"
 
 
 def _shared_folder(config: CiterConfig) -> Path:
     """The folder that holds the output folders of several runs, which share one store."""
-    return Path(config.output_dir).absolute().parent
+    return storage_path(config.output_dir).absolute().parent
 
 
 def _check_uri(uri: str, origin: str) -> None:

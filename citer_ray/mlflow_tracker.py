@@ -23,6 +23,7 @@ from citer_ray.file_replacement import replacing
 from citer_ray.mlflow_store import artifact_location, brief, is_permanent, open_client, quieten, tracking_uri
 from citer_ray.provenance import PROVENANCE_JSON
 from citer_ray.redaction import without_credentials
+from citer_ray.storage import absolute, local_copy, storage_path
 from citer_ray.tracking import NullTracker, Tracker
 from citer_ray.tracking_backlog import BufferedTracker, Operation
 
@@ -47,7 +48,7 @@ def make_tracker(config: CiterConfig, environ: Mapping[str, str] = os.environ) -
     """
     if not config.tracking.enabled:
         return NullTracker()
-    return BufferedTracker(MlflowBackend(config, tracking_uri(config, environ)), Path(config.output_dir))
+    return BufferedTracker(MlflowBackend(config, tracking_uri(config, environ)), storage_path(config.output_dir))
 
 
 @dataclass
@@ -65,10 +66,10 @@ class MlflowBackend:
 
     def __init__(self, config: CiterConfig, uri: str) -> None:
         self._config, self._uri = config, uri
-        self._output_dir = Path(config.output_dir)
+        self._output_dir = storage_path(config.output_dir)
         self._experiment_name = config.tracking.experiment or config.name
         self._model_name = config.tracking.registered_model or config.name
-        folder = f"{self._experiment_name}\n{self._output_dir.resolve()}"
+        folder = f"{self._experiment_name}\n{absolute(self._output_dir)}"
         self._run_key = hashlib.sha256(folder.encode("utf-8")).hexdigest()[:32]
         self._state = _load_state(self._output_dir / STATE_JSON, without_credentials(uri))
         self._checked: set[str] = set()
@@ -114,14 +115,13 @@ class MlflowBackend:
             self._log_metrics(self._parent_id(), by_round, operation.at_ms)
 
     def _artifact(self, operation: Operation) -> None:
-        path, folder = Path(operation.arguments["path"]), operation.arguments["folder"] or None
+        stored, folder = storage_path(operation.arguments["path"]), operation.arguments["folder"] or None
         run_id = self._run_id(operation.round)
-        if path.is_dir():
-            self._open().log_artifacts(run_id, str(path), folder)
-        elif path.exists():
-            self._open().log_artifact(run_id, str(path), folder)
-        else:
-            raise DataError(f"artifact {path} does not exist")
+        if not stored.exists():
+            raise DataError(f"artifact {stored} does not exist")
+        with local_copy(stored) as path:
+            log = self._open().log_artifacts if path.is_dir() else self._open().log_artifact
+            log(run_id, str(path), folder)
 
     def _dataset(self, operation: Operation) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -139,9 +139,13 @@ class MlflowBackend:
 
     def _router(self, operation: Operation) -> str:
         """Log the folder and register it; a router that is registered already keeps its version."""
-        folder = Path(operation.arguments["folder"])
-        if not folder.is_dir():
-            raise DataError(f"router folder {folder} does not exist")
+        stored = storage_path(operation.arguments["folder"])
+        if not stored.is_dir():
+            raise DataError(f"router folder {stored} does not exist")
+        with local_copy(stored) as folder:
+            return self._registered(folder, operation)
+
+    def _registered(self, folder: Path, operation: Operation) -> str:
         client, run_id = self._open(), self._run_id(operation.round)
         digest = _folder_digest(folder)
         for version in self._versions(run_id):

@@ -17,9 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from citer_ray.errors import DataError
+from citer_ray.file_replacement import replacing
 from citer_ray.frontier import CITER_S, CONFIDENCE, LLM, ORACLE, RANDOM, SLM, citer_rounds
 from citer_ray.method_names import method_label
 from citer_ray.report_schema import MethodReport, Report
+from citer_ray.storage import storage_path
 
 # Okabe and Ito's palette, told apart also by colour-blind readers; lines differ in dash and marker besides.
 _GREY, _ORANGE, _SKY, _GREEN = "#7f7f7f", "#E69F00", "#56B4E9", "#009E73"
@@ -63,9 +65,13 @@ def plot_frontier(report: Report, path: str | Path, *, title: str = "", max_shar
     _draw_end_points(axes, report, max_share)
     _dress(axes, report, title, max_share)
     _add_legend(figure, axes, report, routed)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", metadata={"Software": "citer_ray"})
+    return save_picture(figure, storage_path(path))
+
+
+def save_picture(figure: Figure, path: Path) -> Path:
+    """Write a figure as a PNG."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": "citer_ray"})
     return path
 
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from citer_ray.break_even import BreakEven
 from citer_ray.frontier import LLM, SLM, Axis, Frontier, citer_rounds
 from citer_ray.method_names import method_label
+from citer_ray.plotting import save_picture
 from citer_ray.report_schema import Report, SpeculationReport
 
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#7f7f7f", "#8c564b", "#000000")
@@ -59,7 +60,7 @@ def plot_cost(report: Report, frontier: Frontier, axis: Axis, path: Path) -> Pat
         )  # fmt: skip
     _dress(axes, _NAMES[axis], f"accuracy, % ({report.n} examples)")
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save_picture(figure, path)
 
 
 def plot_break_even(speculation: SpeculationReport, typical: BreakEven, path: Path) -> Path:
@@ -78,7 +79,7 @@ def plot_break_even(speculation: SpeculationReport, typical: BreakEven, path: Pa
         )  # fmt: skip
     _dress(axes, "chance that a drafted token stands, % (dots: measured)", "LLM share, %: routing moves less below")
     axes.legend(frameon=False)
-    return _save(figure, path)
+    return save_picture(figure, path)
 
 
 def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
@@ -93,9 +94,3 @@ def _dress(axes: Axes, x: str, y: str) -> None:
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", metadata={"Software": "citer_ray"})
-    return path

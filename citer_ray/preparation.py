@@ -24,6 +24,7 @@ from citer_ray.pair.check import PairInfo, check_pair
 from citer_ray.pair.fingerprint import pair_fingerprint
 from citer_ray.pair.models import load_tokenizer
 from citer_ray.prompts import check_lengths
+from citer_ray.storage import check_writable, storage_path
 from citer_ray.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -69,13 +70,10 @@ def prepare(config: CiterConfig) -> Prepared:
         PairError: the models do not belong together or cannot be found.
         ConfigError: the output folder cannot be written.
     """
-    workspace = Workspace(Path(config.output_dir))
+    workspace = Workspace(storage_path(config.output_dir))
     try:
-        workspace.root.mkdir(parents=True, exist_ok=True)
-        probe = workspace.root / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
+        check_writable(workspace.root)
+    except (OSError, DataError) as error:
         raise ConfigError(f"output_dir {config.output_dir} cannot be written: {error}; set another one") from error
     info = check_pair(config.pair)
     tokenizer = load_tokenizer(config.pair.slm)

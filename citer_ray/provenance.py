@@ -22,6 +22,7 @@ from citer_ray.config import CiterConfig
 from citer_ray.config_loading import config_digest
 from citer_ray.file_replacement import replacing
 from citer_ray.redaction import redact_argv
+from citer_ray.storage import storage_path
 
 PROVENANCE_JSON = "provenance.json"
 PACKAGES = (
@@ -53,7 +54,7 @@ def write_provenance(
         argv: the command line; secrets (`redaction.py`) and the folders of `argv[0]` are removed.
         seeds: every seed in use, by what it seeds.
     """
-    path = Path(output_dir) / PROVENANCE_JSON
+    path = storage_path(output_dir) / PROVENANCE_JSON
     record: dict[str, Any] = {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": git_state(_PACKAGE_ROOT),

@@ -31,6 +31,7 @@ from citer_ray.report_schema import (
     TimedReport,
 )
 from citer_ray.report_text import render_markdown
+from citer_ray.storage import storage_path
 
 REPORT_JSON = "report.json"
 REPORT_MD = "report.md"
@@ -89,7 +90,7 @@ def build_report(
 
 def write_report(report: Report, output_dir: str | Path) -> tuple[Path, Path]:
     """Write `report.json` and `report.md`, and return their paths."""
-    folder = Path(output_dir)
+    folder = storage_path(output_dir)
     json_path, markdown_path = folder / REPORT_JSON, folder / REPORT_MD
     with replacing(json_path) as temporary:
         temporary.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -104,7 +105,7 @@ def load_report(path: str | Path) -> Report:
     Raises:
         DataError: it does not exist or does not follow the schema.
     """
-    path = Path(path)
+    path = storage_path(path)
     try:
         return Report.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:

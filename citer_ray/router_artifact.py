@@ -25,6 +25,7 @@ from citer_ray.file_replacement import replacing
 from citer_ray.fingerprint import PairFingerprint
 from citer_ray.router import Router
 from citer_ray.router_metrics import RouterMetrics
+from citer_ray.storage import storage_path, store_errors
 
 SCHEMA_VERSION = 1
 WEIGHTS_FILE = "router.safetensors"
@@ -67,7 +68,7 @@ def save_router(router: Router, metadata: RouterMetadata, folder: Path | str) ->
         DataError: the router is not the one that the metadata describe, its weights are not finite, or the
             disk is full.
     """
-    folder = Path(folder)
+    folder = storage_path(folder)
     if (router.hidden_size, router.config) != (metadata.hidden_size, metadata.architecture):
         raise DataError("the metadata describe another architecture or hidden size than the router has")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in router.state_dict().items()}
@@ -98,7 +99,7 @@ def load_router(
         DataError: a file is missing, damaged, of an unknown schema, or does not match the other one.
         PairError: the router belongs to another SLM, or reads hidden states of another width.
     """
-    folder = Path(folder)
+    folder = storage_path(folder)
     metadata = read_metadata(folder)
     if slm_fingerprint is not None and metadata.fingerprint.slm != slm_fingerprint:
         raise PairError(
@@ -128,7 +129,7 @@ def read_metadata(folder: Path | str) -> RouterMetadata:
     Raises:
         DataError: it is missing, damaged, or of an unknown schema.
     """
-    path = Path(folder) / METADATA_FILE
+    path = storage_path(folder) / METADATA_FILE
     try:
         content = json.loads(_read(path))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -158,7 +159,8 @@ def _read_weights(folder: Path, metadata: RouterMetadata) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with store_errors(path, "cannot read"):
+            return path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(
             f"{path} is missing; a router's folder holds {WEIGHTS_FILE} and {METADATA_FILE} (citer fit writes them)"

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from citer_ray.config import CiterConfig
 from citer_ray.errors import DataError, RetryableError
 from citer_ray.file_replacement import replacing
+from citer_ray.storage import absolute, is_remote, make_folder, storage_path
 from citer_ray.tracking import CHAMPION, Status, curve_metrics, flatten_params
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class BufferedTracker:
 
     def log_artifact(self, path: Path, folder: str = "") -> None:
         """See `Tracker`."""
-        self._do("artifact", path=str(Path(path).absolute()), folder=folder)
+        self._do("artifact", path=str(absolute(storage_path(path))), folder=folder)
 
     def log_dataset(self, digest: str, source: str, num_examples: int, context: str = "collect") -> None:
         """See `Tracker`."""
@@ -115,7 +116,7 @@ class BufferedTracker:
 
     def register_router(self, folder: Path, round_number: int) -> str | None:
         """See `Tracker`."""
-        return self._do("router", at_round=round_number, folder=str(Path(folder).absolute()))
+        return self._do("router", at_round=round_number, folder=str(absolute(storage_path(folder))))
 
     def promote(self, round_number: int, alias: str = CHAMPION) -> None:
         """See `Tracker`."""
@@ -215,8 +216,11 @@ class BufferedTracker:
 
     def _keep(self, operation: Operation) -> None:
         self._pending.append(operation)
+        if is_remote(self._path):  # nothing can be appended there
+            self._save()
+            return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(operation), ensure_ascii=False) + "\n")
         except OSError as error:  # a full disk: what is pending still goes out if the server comes back in time

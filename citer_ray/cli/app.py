@@ -15,6 +15,7 @@ from citer_ray.cli.serve import serve
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import dump_yaml, load_config
 from citer_ray.errors import ConfigError
+from citer_ray.submitted_job import placed, placed_router
 
 app = typer.Typer(
     help="Token-level routing between a small and a large language model.",
@@ -30,7 +31,7 @@ app.command()(serve)
 Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (configs/*.yaml).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings that win over the file: section.key=value.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the complete configuration and stop.")]
-Router = Annotated[Path | None, typer.Option("--router", help="Folder of a router.")]
+Router = Annotated[str | None, typer.Option("--router", help="Folder of a router, or its URI.")]
 
 
 def embedded_config() -> Path:
@@ -43,7 +44,7 @@ def embedded_config() -> Path:
 
 
 def _load(path: Path, overrides: list[str] | None, print_config: bool) -> CiterConfig:
-    config = load_config(path, overrides or [])
+    config = placed(load_config(path, overrides or []))
     if print_config:
         Console().print(dump_yaml(config), markup=False, highlight=False, end="")
         raise typer.Exit(0)
@@ -79,7 +80,7 @@ def collect(
     from citer_ray.on_ray.experiment import Experiment
 
     with Experiment.start(loaded, sys.argv) as experiment:
-        manifest = experiment.collect(number, router)
+        manifest = experiment.collect(number, placed_router(router))
         experiment.show_labels(number, manifest)
 
 
@@ -112,7 +113,7 @@ def iterate(config: Config, overrides: Overrides = None, print_config: PrintConf
 def evaluate(
     config: Config,
     overrides: Overrides = None,
-    router: Annotated[list[Path] | None, typer.Option(help="Routers; null takes all of the run's.")] = None,
+    router: Annotated[list[str] | None, typer.Option(help="Routers; null takes all of the run's.")] = None,
     methods: Annotated[str | None, typer.Option(help="`all`, or names with commas (docs/evaluation.md).")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Test examples at most.")] = None,
     print_config: PrintConfig = False,
@@ -126,8 +127,9 @@ def evaluate(
     loaded = _load(config, settings, print_config)
     from citer_ray.methods import chosen_methods
 
+    folders = [folder for name in router or [] if (folder := placed_router(name)) is not None]
     chosen_methods(loaded.evaluate.methods)  # an unknown name is said before anything starts
     from citer_ray.on_ray.experiment import Experiment
 
     with Experiment.start(loaded, sys.argv) as experiment:
-        experiment.show_report(experiment.evaluate_and_track(router))
+        experiment.show_report(experiment.evaluate_and_track(folders or None))

@@ -16,9 +16,10 @@ from citer_ray.decoding import decode as decode_response
 from citer_ray.errors import ConfigError
 from citer_ray.examples import Example
 from citer_ray.policy import AlwaysLlm, AlwaysSlm, Policy, Threshold, Writer
+from citer_ray.storage import storage_path
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file.")]
-RouterFolder = Annotated[Path | None, typer.Option("--router", help="Folder of a router.")]
+RouterFolder = Annotated[str | None, typer.Option("--router", help="Folder of a router, or its URI.")]
 ThresholdOption = Annotated[float | None, typer.Option(min=0, help="The LLM writes where p_slm is below it.")]
 ShareOption = Annotated[float | None, typer.Option("--llm-share", min=0, max=1, help="LLM share to aim at.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="A setting that wins: section.key=value.")]
@@ -92,6 +93,10 @@ def summary(trace: Trace) -> str:
     )
 
 
+def _folder(router: str | None) -> Path | None:
+    return None if router is None else storage_path(router)
+
+
 def decode(
     prompt: Annotated[str, typer.Argument(help="The question.")],
     config: Config,
@@ -103,7 +108,7 @@ def decode(
 ) -> None:
     """Answer one question; the LLM's tokens are highlighted."""
     console = Console()
-    trace, tokenizer = Responder(config, overrides, router, threshold, llm_share, model).respond(prompt)
+    trace, tokenizer = Responder(config, overrides, _folder(router), threshold, llm_share, model).respond(prompt)
     console.print(coloured(trace, tokenizer))
     console.print(summary(trace), style="dim")
 
@@ -135,13 +140,13 @@ def chat(
         from citer_ray.cli.edge_chat import EdgeSettings, chat_loop
 
         settings = EdgeSettings(
-            slm, llm_url, llm, llm_model, router, threshold, llm_share, model, max_tokens, on_llm_unavailable
+            slm, llm_url, llm, llm_model, _folder(router), threshold, llm_share, model, max_tokens, on_llm_unavailable
         )
         chat_loop(settings, console)
         return
     if config is None or slm is not None or llm_url is not None:
         raise ConfigError("citer chat needs either --config FILE, or both --slm PATH and --llm-url URL")
-    responder = Responder(config, overrides, router, threshold, llm_share, model)
+    responder = Responder(config, overrides, _folder(router), threshold, llm_share, model)
     while True:
         try:
             question = console.input("[bold]> [/bold]").strip()

@@ -18,6 +18,7 @@ from citer_ray.config import BaselineConfig, FitConfig
 from citer_ray.config_loading import config_digest
 from citer_ray.errors import DataError
 from citer_ray.examples import Example, LoadedExamples
+from citer_ray.file_replacement import replacing
 from citer_ray.label_rows import LabelRow, rows_to_table
 from citer_ray.label_store import LabelManifest, LabelStore, read_part
 from citer_ray.label_transport import rows_from_table
@@ -83,11 +84,10 @@ class Baselines:
         if path.exists():
             return {one["example_id"]: Answered(**one) for one in json.loads(path.read_text(encoding="utf-8"))}
         answers = self._pool.answered(Routers({}, self._prepared.fingerprint.slm), self._examples)
-        path.parent.mkdir(parents=True, exist_ok=True)
         fields = Answered.__slots__
-        path.write_text(
-            json.dumps([{name: getattr(one, name) for name in fields} for one in answers]), encoding="utf-8"
-        )
+        content = json.dumps([{name: getattr(one, name) for name in fields} for one in answers])
+        with replacing(path) as temporary:
+            temporary.write_text(content, encoding="utf-8")
         return {one.example_id: one for one in answers}
 
     def _query_labels(self) -> LabelManifest:

@@ -186,7 +186,7 @@ class _Unit:
     examples: list[Example]
 
     def stored(self) -> pa.Table:
-        return self.numbered(pq.read_table(self.path, schema=ROW_SCHEMA))
+        return self.numbered(pq.read_table(pa.BufferReader(self.path.read_bytes()), schema=ROW_SCHEMA))
 
     def numbered(self, table: pa.Table) -> pa.Table:
         """The rows with the numbers of the whole evaluation's settings."""

@@ -23,6 +23,7 @@ from citer_ray.config_loading import config_digest, write_run_yaml
 from citer_ray.engines.build import EngineSpec
 from citer_ray.evaluation import aim_thresholds, end_settings, points, threshold_settings
 from citer_ray.examples import LoadedExamples
+from citer_ray.file_replacement import replacing
 from citer_ray.frontier import CITER_S, LLM, SLM, Frontier, MethodCurve, Point, citer_method, citer_rounds
 from citer_ray.label_store import LabelManifest, LabelStore
 from citer_ray.methods import scorer_of
@@ -31,7 +32,7 @@ from citer_ray.on_ray.collect import run_collection, summarise
 from citer_ray.on_ray.evaluate import EvaluationPool, Routers, evaluation_pool
 from citer_ray.on_ray.evaluation_stage import REPORT_FILES, EvaluationStage, method_of
 from citer_ray.on_ray.fit_stage import fitted_router
-from citer_ray.on_ray.session import check_resources, ray_session
+from citer_ray.on_ray.session import check_resources, check_shared, ray_session
 from citer_ray.policy import AlwaysSlm, Policy, Threshold
 from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
 from citer_ray.provenance import write_provenance
@@ -91,6 +92,7 @@ class Experiment:
             stack.push(lambda kind, *_: tracker.close("failed" if kind else "finished"))
             stack.enter_context(ray_session(config.ray))
             check_resources(config)
+            check_shared(prepared.workspace.root)
             yield cls(prepared, tracker, stack)
 
     # -- inputs ----------------------------------------------------------------------------------------------------
@@ -245,9 +247,9 @@ class Experiment:
             best = max(best, summary.validation_area)
         if self.config.iterate.citer_s:
             self.fit(CITER_S)
-        (self.workspace.root / "rounds.json").write_text(
-            json.dumps([summary.model_dump(mode="json") for summary in rounds], indent=2) + "\n", encoding="utf-8"
-        )
+        with replacing(self.workspace.root / "rounds.json") as temporary:
+            content = json.dumps([summary.model_dump(mode="json") for summary in rounds], indent=2)
+            temporary.write_text(content + "\n", encoding="utf-8")
         report = self.evaluate()
         winner = max(rounds, key=lambda summary: summary.validation_area or 0.0)
         self._track_report(report, winner.round)

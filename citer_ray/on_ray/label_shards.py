@@ -8,7 +8,6 @@ holds which rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import ray.data
@@ -16,6 +15,7 @@ import ray.train
 from ray.data import Dataset
 
 from citer_ray.label_store import read_part
+from citer_ray.storage import storage_path
 from citer_ray.training_data import SHARD_COLUMNS, TrainingData, worker_files
 from citer_ray.training_plan import TrainingPlan
 
@@ -57,7 +57,7 @@ def shard_datasets(plan: TrainingPlan, workers: int, *, small_bytes: int = SMALL
 def _read_files(paths: pa.Table) -> Iterator[pa.Table]:
     """The label files that a table names, one table each."""
     for path in paths["path"].to_pylist():
-        yield read_part(Path(path), SHARD_COLUMNS)
+        yield read_part(storage_path(path), SHARD_COLUMNS)
 
 
 def sharded_data(plan: TrainingPlan, hidden_size: int, workers: int) -> TrainingData:

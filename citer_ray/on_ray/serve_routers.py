@@ -8,17 +8,19 @@ all nodes must see.
 from __future__ import annotations
 
 import hashlib
-import shutil
+import os
 import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from citer_ray.config import CiterConfig
-from citer_ray.errors import ConfigError
+from citer_ray.errors import ConfigError, DataError
+from citer_ray.file_replacement import replacing
 from citer_ray.router_artifact import METADATA_FILE, WEIGHTS_FILE, load_router
 from citer_ray.serving.jobs import RouterRef
 from citer_ray.serving.routers import RoutersInService, ServedRouter
+from citer_ray.storage import absolute, file_stamp, is_remote, storage_path
 
 COPIES = "served_routers"
 
@@ -70,10 +72,10 @@ class RouterSource:
 
             return registered_version(name, self.tracking_uri)
         try:
-            states = [(Path(name) / file).stat() for file in (WEIGHTS_FILE, METADATA_FILE)]
-        except OSError as error:
+            stamps = [file_stamp(storage_path(name) / file) for file in (WEIGHTS_FILE, METADATA_FILE)]
+        except (OSError, DataError) as error:
             raise ConfigError(f"the router {name} cannot be read: {error}") from error
-        return str([(state.st_mtime_ns, state.st_size, state.st_ino) for state in states])
+        return str(stamps)
 
     def load(self) -> RoutersInService:
         """Resolve, check and copy.
@@ -90,23 +92,19 @@ class RouterSource:
         with tempfile.TemporaryDirectory() as temporary:
             folder = self._fetched(name, Path(temporary))
             _, metadata = load_router(folder, slm_fingerprint=self.slm_fingerprint)
-            parts = [(folder / file).read_bytes() for file in (WEIGHTS_FILE, METADATA_FILE)]
-            version = f"{Path(name).name.partition('@')[0]}-{hashlib.sha256(b''.join(parts)).hexdigest()[:8]}"
-            copy = Path(self.copies) / version
-            if not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                unfinished = Path(tempfile.mkdtemp(dir=copy.parent, prefix="."))
-                for file in (WEIGHTS_FILE, METADATA_FILE):
-                    shutil.copy(folder / file, unfinished / file)
-                try:
-                    unfinished.rename(copy)
-                except OSError:  # another replica was faster
-                    shutil.rmtree(unfinished)
+            parts = {file: (folder / file).read_bytes() for file in (WEIGHTS_FILE, METADATA_FILE)}
+            digest = hashlib.sha256(b"".join(parts.values())).hexdigest()
+            version = f"{PurePosixPath(name).name.partition('@')[0]}-{digest[:8]}"
+            copy = storage_path(self.copies) / version
+            if not (copy / METADATA_FILE).exists():  # which is the last; another replica writes the same bytes
+                for file, content in parts.items():
+                    with replacing(copy / file) as unfinished:
+                        unfinished.write_bytes(content)
         return ServedRouter(RouterRef(version, str(copy)), metadata.threshold, metadata.calibration)
 
     def _fetched(self, name: str, temporary: Path) -> Path:
         if not name.startswith("models:/"):
-            return Path(name)
+            return storage_path(name)
         from citer_ray.mlflow_store import fetch_router
 
         return fetch_router(name, temporary, self.tracking_uri)
@@ -114,20 +112,23 @@ class RouterSource:
 
 def router_source(config: CiterConfig, slm_fingerprint: str) -> RouterSource:
     """The routers of a configuration."""
-    from citer_ray.mlflow_store import tracking_uri
+    from citer_ray.mlflow_store import URI_VARIABLE, tracking_uri
 
     serve = config.serve
-    copies = Path(config.output_dir).resolve() / COPIES
-    absolute = [
-        name if name is None or name.startswith("models:/") else str(Path(name).resolve())
+    names = [name for name in (serve.router, serve.canary_router) if name is not None]
+    # Beside an object store no registry is by default, and none is needed for folders.
+    registry = any(name.startswith("models:/") for name in names) or not is_remote(storage_path(config.output_dir))
+    copies = absolute(storage_path(config.output_dir)) / COPIES
+    folders = [
+        name if name is None or name.startswith("models:/") else str(absolute(storage_path(name)))
         for name in (serve.router, serve.canary_router)
     ]
     return RouterSource(
-        absolute[0],
-        absolute[1],
+        folders[0],
+        folders[1],
         serve.canary_fraction,
         str(copies),
-        tracking_uri(config),
+        tracking_uri(config) if registry or config.tracking.uri or os.environ.get(URI_VARIABLE) else "",
         slm_fingerprint,
         serve.router_poll_s,
     )

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ray import serve
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME
+from ray.util import list_named_actors
 
 from citer_ray.config import CiterConfig
 from citer_ray.errors import ConfigError
@@ -20,23 +22,35 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def serving(config: CiterConfig) -> Iterator[str]:
-    """The application in service; gives its address. What was started is stopped on the way out.
+    """The application in service; gives its address. What was started is stopped on the way out, however it is left.
+
+    Ray Serve itself is left running where it ran before, with the applications of others.
 
     Raises:
         ConfigError: the port is taken, or a replica does not start.
     """
     with ray_session(config.ray):
         application = build_application(config)
+        shared = _serve_runs()
         serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
         try:
-            serve.run(application, name=APP_NAME, route_prefix="/")
-        except RuntimeError as error:
-            serve.shutdown()
-            raise ConfigError(f"serving did not start: {error}") from error
-        try:
+            try:
+                serve.run(application, name=APP_NAME, route_prefix="/")
+            except RuntimeError as error:
+                raise ConfigError(f"serving did not start: {error}") from error
             yield f"http://{config.serve.host}:{config.serve.port}"
         finally:
-            serve.shutdown()
+            # Serve's controller does the work: it goes on even if this process is killed for taking too long.
+            if shared:
+                serve.delete(APP_NAME)
+            else:
+                serve.shutdown()
+
+
+def _serve_runs() -> bool:
+    """Whether Ray Serve is in this cluster already; asking it by its own interface would start it."""
+    names = list_named_actors(all_namespaces=True)
+    return any(actor["name"] == SERVE_CONTROLLER_NAME for actor in names)
 
 
 def serve_until_stopped(config: CiterConfig, announce: object) -> None:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 from ray.data import DataContext
 from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from citer_ray.config import CiterConfig, RayConfig
 from citer_ray.errors import CiterError, ConfigError
+from citer_ray.storage import is_remote
+
+logger = logging.getLogger(__name__)
+
+_PROBE_S = 60.0  # a node that takes longer to start a worker is not asked
 
 _started_here = False
+_joined = False
 
 
 @contextmanager
@@ -29,10 +38,11 @@ def ray_session(config: RayConfig) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    global _started_here
+    global _started_here, _joined
     address = config.address or os.environ.get("RAY_ADDRESS")
     if address:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        _joined = True
     else:
         # Ray's core writes to our terminal otherwise, at each start of a pool; its files in /tmp/ray have it all.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -48,8 +58,13 @@ def ray_session(config: RayConfig) -> Iterator[None]:
         with _sigterm_as_ctrl_c():
             yield
     finally:
-        _started_here = False
+        _started_here = _joined = False
         ray.shutdown()
+
+
+def joined_cluster() -> bool:
+    """Whether Ray is a cluster that somebody else runs: it may grow, and this job may be one of several."""
+    return _joined or "RAY_ADDRESS" in os.environ
 
 
 @contextmanager
@@ -96,13 +111,19 @@ def unwrapped_errors() -> Iterator[None]:
 def check_resources(config: CiterConfig) -> None:
     """Refuse a configuration that the Ray of this machine can never run: Ray would wait for ever.
 
-    A joined cluster may grow, so it is not checked.
+    A joined cluster may grow, so there is a warning alone.
 
     Raises:
         ConfigError: what is needed and what is there.
     """
-    if not _started_here:
-        return
+    for shortage in _shortages(config):
+        if _started_here:
+            raise ConfigError(shortage)
+        logger.warning("%s; waiting for the cluster to grow", shortage)
+
+
+def _shortages(config: CiterConfig) -> Iterator[str]:
+    """What a configuration needs and Ray does not have."""
     collect, workers = config.collect, config.evaluate.workers
     lasting = workers.count * workers.num_cpus if workers.num_gpus == 0 else 0.0
     pools = {"collect.slm": collect.slm, "collect.llm": collect.llm, "collect.rollouts": collect.rollouts}
@@ -111,10 +132,42 @@ def check_resources(config: CiterConfig) -> None:
     available = ray.cluster_resources().get("CPU", 0.0)
     for stage, needed in (("collect", collecting), ("fit", fitting)):
         if needed > available + 1e-6:
-            raise ConfigError(
+            yield (
                 f"{stage} needs {needed:g} CPUs at once (with evaluate.workers, which stay), Ray has {available:g}; "
                 f"lower {', '.join(pools)}, fit.workers or evaluate.workers, or raise ray.num_cpus"
             )
     gpus = max(pool.count * pool.num_gpus for pool in (*pools.values(), workers))
     if gpus > ray.cluster_resources().get("GPU", 0.0):
-        raise ConfigError(f"a pool of workers needs {gpus:g} GPUs, this machine has fewer; lower num_gpus or count")
+        yield f"a pool of workers needs {gpus:g} GPUs, Ray has fewer; lower num_gpus or count"
+
+
+def check_shared(folder: Path) -> None:
+    """Refuse a local output folder that another node of the cluster does not see: its workers would write elsewhere.
+
+    Nodes that join later are not checked.
+
+    Raises:
+        ConfigError: which node, and what to do.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    if is_remote(folder) or len(nodes) < 2:
+        return
+    with tempfile.NamedTemporaryFile(prefix=".shared-", dir=folder) as probe:
+        sees = ray.remote(num_cpus=0, max_retries=2)(_sees)
+        asked = {
+            sees.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)).remote(
+                probe.name
+            ): node["NodeManagerAddress"]
+            for node in nodes
+        }
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_S)
+        for reference in ready:
+            if not ray.get(reference):
+                raise ConfigError(
+                    f"output_dir {folder} of this node is not seen by the node {asked[reference]}; give a folder that "
+                    "all nodes share, or s3://bucket/folder"
+                )
+
+
+def _sees(path: str) -> bool:
+    return Path(path).exists()

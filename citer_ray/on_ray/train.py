@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,8 +30,10 @@ from citer_ray.label_store import LabelManifest, LabelStore
 from citer_ray.on_ray.fit_worker import SCORES_FILE, FitJob, fit_in_worker
 from citer_ray.on_ray.label_shards import SMALL_LABELS_BYTES, shard_datasets
 from citer_ray.on_ray.progress_board import start_board
+from citer_ray.on_ray.session import joined_cluster
 from citer_ray.router import Router
 from citer_ray.router_metrics import RouterMetrics, router_metrics
+from citer_ray.storage import absolute, arrow_filesystem, remove_tree, storage_path
 from citer_ray.training import EpochRecord, Scored, best_router
 from citer_ray.training_plan import make_plan
 from citer_ray.training_state import load_state
@@ -105,7 +106,7 @@ def fit_router(
         ConfigError: more workers than this single node can ever hold.
         RetryableError: workers failed or could not be started; calling again goes on from the last checkpoint.
     """
-    store = LabelStore(Path(labels).resolve())
+    store = LabelStore(absolute(storage_path(labels)))
     manifest = store.read_manifest()
     plan = make_plan(
         store,
@@ -114,7 +115,7 @@ def fit_router(
         seed=seed % 2**64,
     )
     _check_resources(fit_config)
-    folder = Path(storage).resolve() / name
+    folder = absolute(storage_path(storage)) / name
     _claim(folder, fit_digest(manifest, router_config, fit_config, seed))
     board = start_board() if progress is not None else None
     job = FitJob(plan, manifest.hidden_size, router_config, fit_config, seed, checkpoint_every_s, board)
@@ -125,6 +126,7 @@ def fit_router(
         plan.validation_positions,
         len(plan.validation_starts),
     )
+    filesystem, parent = arrow_filesystem(folder.parent)
     trainer = TorchTrainer(
         fit_in_worker,
         train_loop_config={"job": job},
@@ -137,7 +139,8 @@ def fit_router(
         ),
         run_config=ray.train.RunConfig(  # type: ignore[call-arg]  # mypy sees the class of Ray Train v1
             name=name,
-            storage_path=str(folder.parent),
+            storage_path=parent,
+            storage_filesystem=filesystem,
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=1),
             failure_config=ray.train.FailureConfig(  # type: ignore[call-arg]  # likewise
                 max_failures=_WORKER_RESTARTS, controller_failure_limit=_START_ATTEMPTS
@@ -148,7 +151,7 @@ def fit_router(
     with _driver_settings():
         checkpoint = _run(trainer, board, progress)
     result = _read_result(checkpoint, router_config, fit_config)
-    shutil.rmtree(folder)
+    remove_tree(folder)
     return result
 
 
@@ -175,7 +178,7 @@ def _check_resources(config: FitConfig) -> None:
             "fit.workers or fit.num_cpus, set fit.use_gpu to false, or start Ray with more"
         )
         # The head of a cluster that grows on demand often has no CPU itself, or the job was submitted to it.
-        if len(ray.nodes()) == 1 and total.get("CPU", 0) > 0 and "RAY_ADDRESS" not in os.environ:
+        if len(ray.nodes()) == 1 and total.get("CPU", 0) > 0 and not joined_cluster():
             raise ConfigError(message)
         logger.warning("%s (waiting for the cluster to grow)", message)
 
