@@ -46,7 +46,7 @@ Sources = Source | Annotated[tuple[Source, ...], Field(min_length=1)]
 
 
 class DataConfig(Section):
-    """Where examples come from. A source is a JSONL or Parquet file, `hub:NAME[:CONFIG]`, or `embedded:SPLIT[:N]`.
+    """Where examples come from: a JSONL or Parquet file (path or URI), `hub:NAME[:CONFIG]`, or `embedded:SPLIT[:N]`.
 
     A list of sources is a mixture: they take turns.
     """
@@ -317,7 +317,9 @@ class CiterConfig(Section):
     """Everything that a run depends on."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and its MLflow experiment.")
-    output_dir: str = Field(description="Folder of labels, routers, reports, `run.yaml` and `provenance.json`.")
+    output_dir: str = Field(
+        description="Folder of labels, routers, reports, `run.yaml` and `provenance.json`: a path, or `s3://bucket/folder`."
+    )
     seed: int = Field(0, description="Seed of everything random.")
     pair: PairConfig = Field(description="The models.")
     data: DataConfig = Field(description="The examples.")

@@ -59,7 +59,7 @@ class ServeConfig(Section):
     )
     router: str | None = Field(
         None,
-        description="Router in service: a folder that all nodes see, or `models:/NAME@champion`; null: none.",
+        description="Router in service: a folder that all nodes see, its URI, or `models:/NAME@champion`; null: none.",
     )
     canary_router: str | None = Field(None, description="Candidate router that gets `canary_fraction` of the requests.")
     canary_fraction: Fraction = Field(0.0, description="Part of routed requests that the candidate serves.")
