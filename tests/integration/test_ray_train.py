@@ -62,6 +62,22 @@ def assert_same_fit(result: FitResult, alone: RouterFit) -> None:
         )
 
 
+class KillOnce:
+    """Kills the training worker after the second epoch, when it is called with the fit's progress."""
+
+    def __init__(self) -> None:
+        self.records: list[EpochRecord] = []
+        self.killed: list[psutil.Process] = []
+
+    def __call__(self, record: EpochRecord) -> None:
+        self.records.append(record)
+        if record.epoch >= 2 and not self.killed:
+            for process in psutil.Process().children(recursive=True):
+                if "RayTrainWorker" in " ".join(process.cmdline()):
+                    process.kill()
+                    self.killed.append(process)
+
+
 @pytest.mark.parametrize(("workers", "small"), [(1, 2**20), (2, 0)], ids=["one worker", "two workers, streamed"])
 def test_ray_train_fits_the_router_of_one_process(
     ray_session: None, labels: LabelStore, alone: RouterFit, tmp_path: Path, workers: int, small: int
@@ -78,21 +94,12 @@ def test_ray_train_fits_the_router_of_one_process(
 def test_a_killed_worker_goes_on_from_its_checkpoint(
     ray_session: None, labels: LabelStore, alone: RouterFit, tmp_path: Path
 ) -> None:
-    records: list[EpochRecord] = []
-    killed: list[psutil.Process] = []
-
-    def kill_once(record: EpochRecord) -> None:
-        records.append(record)
-        if record.epoch >= 2 and not killed:
-            for process in psutil.Process().children(recursive=True):
-                if "RayTrainWorker" in " ".join(process.cmdline()):
-                    process.kill()
-                    killed.append(process)
-
+    kill = KillOnce()
     # Enough epochs that the worker is still training when this process hears of the second.
     config = CONFIG.model_copy(update={"max_epochs": 20, "patience": 20})
-    result = fit_on_ray(labels, tmp_path, config, progress=kill_once, checkpoint_every_s=0.0)
-    assert len(killed) == 1
+    result = fit_on_ray(labels, tmp_path, config, progress=kill, checkpoint_every_s=0.0)
+    records = kill.records
+    assert len(kill.killed) == 1
     assert [record.epoch for record in result.history] == list(range(1, 21))
     # Epochs that were reported before the kill and trained again after it are the same; few were.
     again = records[len(result.history) :]
