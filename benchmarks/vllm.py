@@ -148,7 +148,7 @@ def measure_head(options: Options) -> Result:
     )
     model = Qwen2ForCausalLM(config).eval().requires_grad_(False)
     head = RouterHead(ModelSettings(vocab_size - 1, (vocab_size - 1,), vocab_size - 1, None))
-    head._router = Router(width, RouterConfig(), generator=torch.Generator().manual_seed(0)).eval()
+    head.use(Router(width, RouterConfig(), generator=torch.Generator().manual_seed(0)).eval())
     ids_B1, hidden_BH = torch.full((rows, 1), 7), torch.randn(rows, width)
     logits_BV = torch.randn(rows, vocab_size)
     with torch.inference_mode():

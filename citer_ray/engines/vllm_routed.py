@@ -38,9 +38,11 @@ class RouterHead:
         self._router: Router | None = None
         self._device = torch.device("cpu")
         if settings.router is not None:
-            self._router = _load_router(settings.router)
-            # `vllm_launch.check` has refused routers that read the embedding.
-            self._features = FeatureReader(self._router.config, torch.empty(0))
+            self.use(_load_router(settings.router))
+
+    def use(self, router: Router) -> None:
+        """Score with this router, which reads no embedding (`vllm_launch.check`)."""
+        self._router, self._features = router, FeatureReader(router.config, torch.empty(0))
 
     def logits(self, hidden_BH: torch.Tensor, logits_BV: torch.Tensor) -> torch.Tensor:
         """float32 [B, V]; unwritable ids at -inf, and the encoded score in the handoff column."""
