@@ -185,6 +185,29 @@ def build_pair(
     return slm_engine, build_engine("llm", spec, executor=executor)
 
 
+def transformers_llm(config: CiterConfig) -> bool:
+    """Whether the configured engine of the LLM is the transformers engine of this process."""
+    engine = config.engine
+    return engine.kind == "transformers" and engine.factory is None and engine.remote.url is None
+
+
+def build_evaluated_pair(spec: EngineSpec, *, worker: Replicas | None = None) -> tuple[TransformersEngine, Engine]:
+    """Both models for an evaluation: the SLM on the transformers engine, which has every scorer and takes several
+    routers at once, and the LLM on the configured one; on GPUs the SLM gets the worker's first.
+
+    Raises:
+        PairError, ConfigError: see `build_engine`.
+    """
+    engine = spec.config.engine
+    plain = engine.model_copy(update={"kind": "transformers", "factory": None})
+    slm = build_engine("slm", replace(spec, config=spec.config.model_copy(update={"engine": plain})))
+    assert isinstance(slm, TransformersEngine)
+    if engine.kind == "vllm" and engine.factory is None and not is_remote("llm", spec):
+        _, placement = _placements(["slm", "llm"], spec, worker)
+        return slm, _vllm_engine("llm", spec, None, "decode", placement)
+    return slm, build_engine("llm", spec, worker=worker)
+
+
 def build_speculating_llm(
     spec: EngineSpec, speculation: Speculation | None, worker: Replicas | None = None
 ) -> VLLMEngine:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from citer_ray.break_even import BreakEven
+from citer_ray.engines.build import transformers_llm
 from citer_ray.errors import DataError
 from citer_ray.evaluation import (
     THRESHOLD_ABOVE_ONE,
@@ -27,7 +28,7 @@ from citer_ray.examples import Example, LoadedExamples
 from citer_ray.frontier import CITER_S, LLM, SLM, Frontier, MethodCurve, citer_method, citer_rounds
 from citer_ray.learned import LearnedPage
 from citer_ray.method_names import CITER, SPECULATIVE
-from citer_ray.methods import TRAINED, chosen_methods, fixed_settings, scorer_of, sweep_of
+from citer_ray.methods import SPECULATING, TRAINED, chosen_methods, fixed_settings, scorer_of, sweep_of
 from citer_ray.on_ray.baselines import Baselines
 from citer_ray.on_ray.evaluate import EvaluationPool, Routers
 from citer_ray.on_ray.evaluation_worker import pair_cost
@@ -78,6 +79,11 @@ class EvaluationStage:
         self._config = prepared.config.evaluate
         self._methods = chosen_methods(self._config.methods)
         self._not_run: dict[str, str] = {}
+        if not transformers_llm(prepared.config):
+            refused = [name for name in self._methods if name in SPECULATING]
+            self._methods = tuple(name for name in self._methods if name not in refused)
+            reason = "needs the LLM's whole distributions, which only engine.kind: transformers shows"
+            self._not_run |= dict.fromkeys(refused, reason)
 
     def run(
         self, *, validation: Sequence[Example], test: Sequence[Example], routers: Sequence[Path] | None = None

@@ -21,8 +21,7 @@ from citer_ray.config import RouterConfig
 from citer_ray.cost import ModelCost, PairCost, RouterCost
 from citer_ray.decoding import Trace
 from citer_ray.engine import TokenSequence
-from citer_ray.engines.build import EngineSpec, build_engine, limit_threads
-from citer_ray.engines.hf import TransformersEngine
+from citer_ray.engines.build import EngineSpec, build_evaluated_pair, limit_threads
 from citer_ray.evaluation import Decoder, Setting
 from citer_ray.label_rows import LabelRow
 from citer_ray.label_transport import rows_from_bytes, rows_to_bytes
@@ -61,22 +60,25 @@ class EvaluationWorker:
     """See the module's docstring."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        # Several routers, the untrained scorers and speculation share one engine here, which vLLM's cannot do.
-        engine = spec.config.engine.model_copy(update={"kind": "transformers"})
-        spec = replace(spec, config=spec.config.model_copy(update={"engine": engine}))
-        limit_threads(spec.config, spec.config.evaluate.workers)
+        workers = spec.config.evaluate.workers
+        limit_threads(spec.config, workers)
         self._spec = spec
         self._runner = asyncio.Runner()
         self._tokenizer = load_tokenizer(spec.config.pair.slm)
-        slm, llm = build_engine("slm", spec), build_engine("llm", spec)
-        assert isinstance(slm, TransformersEngine) and isinstance(llm, TransformersEngine)
-        self._slm, self._llm = slm, llm
+        # Several routers and the untrained scorers share one SLM here, which vLLM's cannot do.
+        self._slm, self._llm = build_evaluated_pair(spec, worker=workers)
         self._loaded: dict[str, str | None] = {}
         self._router_costs: dict[str, RouterCost] = {}
 
     def ready(self) -> bool:
         """True once the models are loaded."""
         return True
+
+    def close(self) -> None:
+        """Stop the engines."""
+        for engine in (self._slm, self._llm):
+            self._runner.run(engine.close())
+        self._runner.close()
 
     def measure(self, routers: Routers, settings: Sequence[Setting], examples: str) -> pa.Table:
         """Rows of `Decoder.measure`."""
