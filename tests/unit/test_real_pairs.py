@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from citer_ray.config import CiterConfig, ModelConfig, Replicas
+from citer_ray.config import CiterConfig, ModelConfig
 from citer_ray.config_loading import load_config
 from citer_ray.cost import ModelCost
 from citer_ray.engines.vllm_architectures import ARCHITECTURES
@@ -92,18 +92,20 @@ def test_collection_fits_gpus_of_80_gb(name: str) -> None:
         assert weights < 0.9 * GPU_GB * sum(pool.num_gpus * pool.count for pool, _ in pools)
 
 
-def fits_one_gpu(workers: Replicas, config: CiterConfig) -> bool:
-    """Evaluation decodes with the transformers engine, which puts a model onto one device."""
-    return workers.num_gpus <= 1 and weights_gb(config.pair.slm) + weights_gb(config.pair.llm) < 0.9 * GPU_GB
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_evaluation_fits_where_the_guide_says_so(name: str) -> None:
+    """The SLM has a GPU of its own and the LLM those of its engine, or both share one."""
     config, *_ = pair(name)
     guide = (ROOT / "docs" / "real-pairs.md").read_text("utf-8")
     line = next(line for line in guide.splitlines() if line.startswith(f"| `{name}`"))
-    fits = fits_one_gpu(config.evaluate.workers, config)
-    assert line.endswith("| on one GPU |" if fits else "| one GPU of 192 GB |")
+    workers, spread = config.evaluate.workers, config.engine.llm.tensor_parallel_size
+    slm, llm = weights_gb(config.pair.slm), weights_gb(config.pair.llm)
+    if workers.num_gpus <= 1:
+        assert line.endswith("| on one GPU |") and slm + llm < 0.9 * GPU_GB
+    else:
+        assert line.endswith("| five: one, and four |") and config.engine.kind == "vllm"
+        assert workers.num_gpus == 1 + spread == 5
+        assert slm < 0.9 * GPU_GB and llm / spread < 0.9 * GPU_GB
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("qwen2-1.5b-72b", 46), ("llama3.1-8b-70b", 9.3)])
