@@ -234,9 +234,13 @@ def _end(trial: Trial, process: subprocess.Popen[str]) -> None:
 
 
 def _clear(family: dict[int, psutil.Process]) -> int:
-    """Wait until a dead driver's processes are gone; kills and counts those that stay."""
-    _, alive = psutil.wait_procs(list(family.values()), timeout=20)
-    for process in alive:
+    """Wait until a dead driver's processes are gone; kills and counts those that stay.
+
+    Ray's agents are not counted: they look for its server for about a minute before they end, too.
+    """
+    agents = [one for one in family.values() if "Agent" in _title(one)]
+    _, alive = psutil.wait_procs([one for one in family.values() if one not in agents], timeout=20)
+    for process in (*alive, *agents):
         _kill(process)
     return len(alive)
 
