@@ -196,7 +196,9 @@ def _victims(
     alive = [(family[pid], title) for pid, title in titles.items() if title]
     if trial.victim == "all of Ray":
         return alive
-    workers = [(child, title) for child, title in alive if title.startswith("ray::") and "IDLE" not in title]
+    # Not an agent of a node: the whole node goes with it.
+    others = ("IDLE", "Agent")
+    workers = [one for one in alive if one[1].startswith("ray::") and not any(word in one[1] for word in others)]
     return [workers[int(generator.integers(len(workers)))]] if workers else []
 
 
