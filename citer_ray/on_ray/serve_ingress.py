@@ -135,6 +135,10 @@ class RoutingIngress:
         if self._watcher is None and self._source.poll_s is not None:
             self._watcher = asyncio.create_task(self._watch())
 
+    async def drain(self) -> None:
+        """Refuse new requests; running responses go on."""
+        self._service.draining = True
+
     async def open_sessions(self) -> dict[str, int]:
         """What this process has in use, for tests and for people who look."""
         return {"pid": os.getpid(), "jobs": self._service.in_flight}

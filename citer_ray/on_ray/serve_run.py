@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,9 @@ from citer_ray.on_ray.serve_app import APP_NAME, build_application
 from citer_ray.on_ray.session import ray_session
 
 logger = logging.getLogger(__name__)
+
+_ANSWER_TIMEOUT_S = 30.0
+_POLL_S = 0.1
 
 
 @contextmanager
@@ -47,6 +51,28 @@ def serving(config: CiterConfig) -> Iterator[str]:
                 serve.shutdown()
 
 
+def drain(name: str, seconds: float) -> bool:
+    """Let an application's running responses end, while new ones are refused.
+
+    Serve's own graceful end is each deployment's: the LLM's replicas would be gone between two visits.
+
+    Args:
+        name: of the application.
+        seconds: that they get at most.
+
+    Returns:
+        Whether all of them ended.
+    """
+    ingress = serve.get_deployment_handle("RoutingIngress", name)
+    deadline = time.monotonic() + seconds
+    ingress.broadcast("drain").results(timeout_s=_ANSWER_TIMEOUT_S)
+    while sum(one["jobs"] for one in ingress.broadcast("open_sessions").results(timeout_s=_ANSWER_TIMEOUT_S)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
 def _serve_runs() -> bool:
     """Whether Ray Serve is in this cluster already; asking it by its own interface would start it."""
     names = list_named_actors(all_namespaces=True)
@@ -64,6 +90,7 @@ def serve_until_stopped(config: CiterConfig, announce: object) -> None:
             while not stop.wait(1.0):
                 pass
             logger.info("stopping; running responses get up to %g s", config.serve.drain_s)
+            drain(APP_NAME, config.serve.drain_s)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

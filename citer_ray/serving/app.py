@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from citer_ray.config_serve import ServeConfig
-from citer_ray.serving.api_errors import ApiError
+from citer_ray.serving.api_errors import ApiError, overloaded
 from citer_ray.serving.assembly import Assembler
 from citer_ray.serving.choices import Backend, Delta
 from citer_ray.serving.generation import Generation
@@ -43,7 +43,10 @@ _PLAYGROUND = Path(__file__).parent / "playground.html"
 
 @dataclass
 class Service:
-    """What the routes work with; `routers` is replaced when a router is swapped."""
+    """What the routes work with; `routers` is replaced when a router is swapped.
+
+    While `draining`, running responses go on, and new ones are refused.
+    """
 
     config: ServeConfig
     pair: ServedPair
@@ -52,6 +55,7 @@ class Service:
     api_keys: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=Metrics)
     sends_request_ids: bool = True  # Serve's proxy sends them itself
+    draining: bool = False
 
     @property
     def in_flight(self) -> int:
@@ -135,6 +139,8 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
+        if service.draining:
+            return JSONResponse({"status": "stopping"}, 503)
         if await service.backend.ready():
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "starting"}, 503, {"Retry-After": "1"})
@@ -198,6 +204,8 @@ def _model(name: str, routers: RoutersInService) -> dict[str, Any]:
 async def _answer(request: Request, service: Service, kind: type[ChatRequest] | type[CompletionRequest]) -> Response:
     began, status, model, router = time.monotonic(), 200, "", ""
     try:
+        if service.draining:
+            raise overloaded("the server is stopping", retry_after_s=service.config.retry_after_s)
         asked = parse(kind, await _body(request, service.config.max_body_bytes))
         model = asked.model if asked.model in MODELS else ""
         planned = plan(asked, service.pair, service.config, service.routers)
