@@ -84,9 +84,11 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _quiet() -> None:
-    """Our own progress bar says what users need; Ray Data's logs go to its files."""
-    for name in ("ray.data", "ray.train", "ray._private.authentication"):
+    """Our own progress bar says what users need, and errors are raised to us."""
+    for name in ("ray.train", "ray._private.authentication"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # It writes each error that it raises with two stacks to the terminal, so that ours drowned (a full disk).
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.raise_original_map_exception = True  # Ray Data's own wrapper loses the cause: see `unwrapped_errors`
