@@ -28,15 +28,15 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         DataError: the folder cannot be written or the disk is full; `path` is as it was.
     """
-    if is_remote(path):
-        with tempfile.TemporaryDirectory() as folder:
-            local = Path(folder) / path.name
-            local.touch()
-            yield local
-            upload(local, path)
-        return
     temporary: Path | None = None
     try:
+        if is_remote(path):
+            with tempfile.TemporaryDirectory() as folder:
+                local = Path(folder) / path.name
+                local.touch()
+                yield local
+                upload(local, path)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX, dir=path.parent)
         os.close(handle)

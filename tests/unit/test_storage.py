@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,9 @@ def test_files_are_replaced_in_one_step(root: Path, tmp_path: Path) -> None:
     with replacing(path) as temporary:
         temporary.write_text("two more", encoding="utf-8")
     assert path.read_text(encoding="utf-8") == "two more" and file_stamp(path) != before
+    with pytest.raises(DataError, match="cannot write memory://bucket/run/full: No space left"):  # noqa: SIM117
+        with replacing(root / "full"):
+            raise OSError(errno.ENOSPC, "No space left on device")  # on this machine, while the file is written
     assert [one.name for one in root.iterdir()] == ["report.json"]
     assert remove_orphans(root, "report") == []
 
