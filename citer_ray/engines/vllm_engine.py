@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ from citer_ray.engines.scorers import random_seed, response_key
 from citer_ray.engines.visit_gate import VisitGate
 from citer_ray.engines.vllm_errors import translated_errors
 from citer_ray.engines.vllm_launch import VLLMOptions, check, launch_decoder, launch_scorer
-from citer_ray.engines.vllm_loop import EngineLoop
+from citer_ray.engines.vllm_loop import EngineLoop, without_running_loop
 from citer_ray.engines.vllm_scorers import ColumnScores, RandomScores, TurnScorer
 from citer_ray.engines.vllm_scoring import score_by_logprobs, score_by_states
 from citer_ray.engines.vllm_session import RequestStream, VLLMSession
@@ -90,9 +91,10 @@ class VLLMEngine:
         self._decoder: AsyncLLM | None = None
         self._scorer: AsyncLLM | None = None
         if purpose == "decode" or (self._architecture is None and not needs_hidden_states):
-            self._decoder = launch_decoder(model, self._settings, options, self._architecture, self.watch.factory)
+            launch = partial(launch_decoder, model, self._settings, options, self._architecture, self.watch.factory)
+            self._decoder = without_running_loop(launch)
         else:
-            self._scorer = self._launch_scorer()
+            self._scorer = without_running_loop(self._launch_scorer)
         started = self._decoder or self._scorer
         assert started is not None, "one of the two was launched"
         # One token less than vLLM takes, because it counts a sampled token (a handoff, too) before it looks.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from citer_ray.errors import RetryableError
@@ -52,6 +53,20 @@ class EngineLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def without_running_loop(start: Callable[[], R]) -> R:
+    """Call `start` where no event loop runs.
+
+    A vLLM client that is made inside a running loop (a serving replica's) starts its output handler there, apart from
+    the loop that its requests come from, and no turn would ever end.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return start()
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(start).result()
 
 
 async def _cancel_all() -> None:

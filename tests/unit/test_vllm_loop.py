@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from citer_ray.engines.vllm_loop import EngineLoop
+from citer_ray.engines.vllm_loop import EngineLoop, without_running_loop
 from citer_ray.errors import RetryableError
 
 
@@ -69,3 +69,15 @@ async def test_closing_ends_what_waits_with_a_retryable_error(loop: EngineLoop) 
     with pytest.raises(RetryableError):
         await loop.call(thread_name())
     loop.close()
+
+
+async def test_a_client_is_made_where_no_loop_runs() -> None:
+    def loop_runs() -> bool:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        return True
+
+    assert loop_runs()
+    assert without_running_loop(loop_runs) is False
