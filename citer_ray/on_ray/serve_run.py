@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME
 from ray.util import list_named_actors
 
 from citer_ray.config import CiterConfig
-from citer_ray.errors import ConfigError
+from citer_ray.errors import ConfigError, RetryableError
 from citer_ray.on_ray.serve_app import APP_NAME, build_application
 from citer_ray.on_ray.session import ray_session
 
@@ -32,16 +33,19 @@ def serving(config: CiterConfig) -> Iterator[str]:
 
     Raises:
         ConfigError: the port is taken, or a replica does not start.
+        RetryableError: Ray Serve itself does not start.
     """
     with ray_session(config.ray):
         application = build_application(config)
         shared = _serve_runs()
-        serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
         try:
             try:
+                serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
                 serve.run(application, name=APP_NAME, route_prefix="/")
             except RuntimeError as error:
                 raise ConfigError(f"serving did not start: {error}") from error
+            except RayError as error:  # a proxy that a busy node was too slow to start
+                raise RetryableError(f"serving did not start: {type(error).__name__}; run it again") from error
             yield f"http://{config.serve.host}:{config.serve.port}"
         finally:
             # Serve's controller does the work: it goes on even if this process is killed for taking too long.
