@@ -105,8 +105,14 @@ class _Recorded:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.eos_token_ids, self.max_model_len = engine.eos_token_ids, engine.max_model_len
         self.responses: list[list[int]] = []
+
+    @property
+    def max_model_len(self) -> int:
+        return self._engine.max_model_len
+
+    async def close(self) -> None:
+        await self._engine.close()
 
     async def score(self, batch: Any, *, hidden: bool = False) -> Any:
         return await self._engine.score(batch, hidden=hidden)

@@ -24,7 +24,7 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
-from citer_ray.engine import Sampling, Scores, Session, TokenSequence
+from citer_ray.engine import Engine, Sampling, Scores, Session, TokenSequence
 from citer_ray.engines.build import EngineSpec, Role
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ class MadeUpEngine:
     """
 
     def __init__(self, role: Role, spec: EngineSpec) -> None:
-        self.eos_token_ids, self.max_model_len = spec.eos_token_ids, spec.max_model_len
+        self.max_model_len = spec.max_model_len
         self._wrong = 8 if role == "slm" else 16
 
     async def score(self, batch: Sequence[TokenSequence], *, hidden: bool = False) -> list[Scores]:
@@ -59,8 +59,11 @@ class MadeUpEngine:
         """Raises: NotImplementedError: nothing here decodes."""
         raise NotImplementedError
 
+    async def close(self) -> None:
+        """There is nothing to free."""
 
-def made_up_engine(role: Role, spec: EngineSpec) -> MadeUpEngine:
+
+def made_up_engine(role: Role, spec: EngineSpec) -> Engine:
     """For `engine.factory`."""
     return MadeUpEngine(role, spec)
 

@@ -43,7 +43,8 @@ QWEN2_1_5B: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-QWEN2_72B: Mapping[str, Any] = QWEN2_1_5B | {
+QWEN2_72B: Mapping[str, Any] = {
+    **QWEN2_1_5B,
     "hidden_size": 8192,
     "intermediate_size": 29568,
     "num_hidden_layers": 80,
