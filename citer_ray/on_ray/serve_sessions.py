@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -103,8 +104,12 @@ class ReplicaEngine:
         """Nothing to free here: sessions close themselves."""
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that nobody waits for."""
-        task = asyncio.create_task(work)
+        """Run something that nobody waits for, and that the end of a request does not end.
+
+        Serve cancels the calls that a request has made, which it knows by the context, when its caller leaves: a
+        session's end would be lost with the response's.
+        """
+        task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -117,7 +122,7 @@ class ReplicaSession:
         self._ids = list(prompt_ids)
         self._held = 0  # leading ids that the replica holds
         self._attempt = 0
-        self._closed = False
+        self._asked = self._closed = False
         self._handle = self._pinned()
 
     @property
@@ -140,13 +145,13 @@ class ReplicaSession:
             return
         self._closed = True
         self._engine.num_open -= 1
-        if self._held:
+        if self._asked:  # a turn that was cancelled may have been answered meanwhile
             self._engine.in_background(self._forget(self._handle))
 
     async def _until_answered(self, max_tokens: int, began: float) -> TurnReply:
         limits = self._engine.limits
         while True:
-            base, self._held = self._held, 0
+            base, self._held, self._asked = self._held, 0, True
             request = TurnCall(self._key, base, self._ids[base:], max_tokens, self._sampling)
             left = limits.unavailable_after_s - (time.monotonic() - began)
             try:

@@ -18,7 +18,7 @@ from benchmarks.untrained_router import QUESTIONS, write_router
 from citer_ray.config_loading import load_config
 from citer_ray.on_ray.serve_app import build_application
 from citer_ray.on_ray.serve_run import drain
-from tests.integration.serve.conftest import Server
+from tests.integration.serve.conftest import Server, wait_until
 
 pytestmark = pytest.mark.ray
 NAME = "limits"
@@ -75,6 +75,18 @@ async def test_a_candidate_gets_its_part(limited: Limited) -> None:
         used[answer.usage.model_extra["citer"]["router"]] += 1
     # Each response draws by itself: 3 and fewer of 40 happen once in a hundred million runs.
     assert len(used) == 2 and min(used.values()) > 3
+
+
+async def test_a_response_that_ends_frees_its_session_by_itself(limited: Limited) -> None:
+    """Not by the sweep of idle sessions, which here comes after two minutes."""
+    answers = await asyncio.gather(*(limited.ask(40) for _ in range(LIMIT)))
+    assert all(answer.usage.model_extra["citer"]["visits"] > 0 for answer in answers)
+    handle = serve.get_deployment_handle("LLM", NAME)
+
+    def held() -> int:
+        return sum(one["llm"] + one["kv"] for one in handle.broadcast("open_sessions").results(timeout_s=30))
+
+    await asyncio.to_thread(wait_until, lambda: held() == 0, 30, "no session is left")
 
 
 async def test_overload_is_refused_with_a_time_to_retry(limited: Limited) -> None:
