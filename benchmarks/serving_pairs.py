@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from transformers import GenerationConfig
 
 from benchmarks.harness import Quotient
 from benchmarks.paced_pair import SECONDS
@@ -37,8 +38,9 @@ def bigger_pair(folder: Path, *, short: bool) -> list[str]:
         vocab_size=len(tokenizer),
     )
     for role, model in (("slm", pair.slm), ("llm", pair.llm)):
-        model.generation_config = None
-        model.config.bos_token_id, model.config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        model.config.update(ends)
+        model.generation_config = GenerationConfig(**ends)
         model.save_pretrained(folder / role)
         tokenizer.save_pretrained(folder / role)
     return [f"pair.{role}.path={folder / role}" for role in ("slm", "llm")]

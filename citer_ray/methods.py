@@ -62,6 +62,8 @@ def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
     if unknown := sorted({*names} - {*ALL_METHODS, "all"}):
         raise ConfigError(f"evaluate.methods has {', '.join(unknown)}; known are all, {', '.join(ALL_METHODS)}")
     return ALL_METHODS if "all" in names else tuple(name for name in ALL_METHODS if name in names)
+
+
 # What compares the distributions of both models, draft by draft.
 SPECULATING = (SPECULATIVE, *_RULES)
 
