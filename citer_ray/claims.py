@@ -235,7 +235,7 @@ def _exact(name: str, statement: str, equal: int, total: int) -> Claim:
 
 
 def _points(value: float) -> str:
-    return f"{100 * value:g} points"
+    return f"{100 * value:g} point{'' if value == 0.01 else 's'}"
 
 
 def _percent(value: float) -> str:
