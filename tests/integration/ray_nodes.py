@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 from ray._private.node import Node
@@ -42,7 +42,8 @@ class RayNodes:
     def kill(self, node: Node) -> None:
         """SIGKILL to all of a node, its workers first: nothing of it can finish or say good-bye."""
         for process in (*_children(node), _raylet(node)):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it has ended by itself
+                process.kill()
         self.workers.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 

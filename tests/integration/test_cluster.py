@@ -138,7 +138,10 @@ def test_a_node_that_dies_loses_nothing(nodes: RayNodes, start: Start, expected:
     command = start("collect", tmp_path, collection(tmp_path / "run", nodes.address))
     store = LabelStore(tmp_path / "run" / "labels" / "round-1")
     command.wait_for(store.done_chunks, "a chunk")
-    nodes.kill(next(node for node in nodes.using("DecideWorker") if node in nodes.workers[1:]))
+    busy = command.wait_for(
+        lambda: [node for node in nodes.using("DecideWorker") if node in nodes.workers[1:]], "a worker on a node"
+    )
+    nodes.kill(busy[0])
     assert len(store.done_chunks()) < 12, "the node died too late to matter"
     labels = labels_of(command, store)
     nodes.add(1, llm=1)
