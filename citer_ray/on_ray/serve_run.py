@@ -8,10 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 from ray.util import list_named_actors
 
 from citer_ray.config import CiterConfig
@@ -69,12 +72,22 @@ def drain(name: str, seconds: float) -> bool:
     """
     ingress = serve.get_deployment_handle("RoutingIngress", name)
     deadline = time.monotonic() + seconds
-    ingress.broadcast("drain").results(timeout_s=_ANSWER_TIMEOUT_S)
-    while sum(one["jobs"] for one in ingress.broadcast("open_sessions").results(timeout_s=_ANSWER_TIMEOUT_S)):
+    _all_answers(ingress, "drain")
+    # A replica that does not answer any more has no response to wait for.
+    while sum(one["jobs"] for one in _all_answers(ingress, "open_sessions") if isinstance(one, dict)):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def _all_answers(handle: DeploymentHandle[Any], method: str) -> list[Any]:
+    """What each replica answers, or its error; nothing if none is there."""
+    try:
+        found: list[Any] = handle.broadcast(method).results(timeout_s=_ANSWER_TIMEOUT_S, return_exceptions=True)
+    except (RayServeException, TimeoutError):
+        return []
+    return found
 
 
 def _serve_runs() -> bool:

@@ -20,7 +20,9 @@ class RayNodes:
 
     def __init__(self) -> None:
         common = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
-        self.cluster = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={**common, "include_dashboard": False, "resources": {"head": 1}}
+        )
         self.head: Node = self.cluster.head_node
         self._common = common
         self.workers: list[Node] = []

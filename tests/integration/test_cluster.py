@@ -162,7 +162,7 @@ def service(folder: Path, address: str, port: int) -> CiterConfig:
             f"serve.port={port}",
             f"serve.router={folder / 'router'}",
             "serve.turn_timeout_s=5",
-            "serve.ingress={num_cpus: 0.1}",
+            "serve.ingress={num_cpus: 0.1, resources: {head: 1}}",  # its death would end its clients' streams
             "serve.slm={num_cpus: 0.1, resources: {slm: 1}}",
             "serve.llm={num_cpus: 0.1, resources: {llm: 1}, min_replicas: 2, max_replicas: 2}",
         ],
