@@ -67,9 +67,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     home = tmp_path_factory.mktemp("home")
     # What this process's own Ray has set is not for another one.
     environ = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith("RAY_") and key != "MLFLOW_TRACKING_URI"
+        key: value for key, value in os.environ.items() if not key.startswith("RAY_") and key != "MLFLOW_TRACKING_URI"
     }
     environ |= {"HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300"}
     dashboard = free_port()

@@ -154,18 +154,15 @@ def test_champion_is_loaded_by_alias_and_versions_keep_their_files(runs: Path, t
     assert (int(version.version), version.tags["citer.round"]) == (2, "2")
 
 
-def test_mlflow_s_own_download_resolves_the_alias(runs: Path, tmp_path: Path) -> None:
+def test_mlflow_s_own_download_resolves_the_alias(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output_dir = runs / "download"
     tracker = make_tracker(config(output_dir))
     one_round(tracker, output_dir, 1, 0.6)
     tracker.promote(1)
     tracker.close()
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{runs / 'mlflow.db'}")
-    try:
-        path = mlflow.artifacts.download_artifacts("models:/download@champion", dst_path=str(tmp_path / "files"))
-    finally:
-        mlflow.set_tracking_uri(before)
+    # Not `mlflow.set_tracking_uri`: it leaves this variable behind for every later test.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{runs / 'mlflow.db'}")
+    path = mlflow.artifacts.download_artifacts("models:/download@champion", dst_path=str(tmp_path / "files"))
     assert (Path(path) / "router.safetensors").read_bytes() == b"weights 1"
 
 
