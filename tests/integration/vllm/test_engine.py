@@ -185,10 +185,12 @@ async def test_idle_sessions_make_room_for_others(engine: VLLMEngine, model: Pre
 
 
 async def free_blocks(engine: VLLMEngine) -> float:
-    """The KV cache's usage, after a pass that has to report it."""
-    await decode_in_turns(engine, [5, 6, 7], [2], FREE)
-    await decode_in_turns(engine, [5, 6, 7], [2], FREE)
-    return engine.watch.usage
+    """The KV cache's usage, after passes that have to report it: the least, since a pass may report its own block."""
+    usages = []
+    for _ in range(10):
+        await decode_in_turns(engine, [5, 6, 7], [2], FREE)
+        usages.append(engine.watch.usage)
+    return min(usages)
 
 
 async def test_500_sessions_opened_and_cancelled_leave_no_block_behind(engine: VLLMEngine) -> None:
