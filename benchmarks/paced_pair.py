@@ -1,6 +1,6 @@
 """Paced engines for replicas (`engine.factory: benchmarks.paced_pair:build`): the whole server without any arithmetic.
 
-A request's threshold is its LLM share: scores are seeded and uniform. Read by `serving_pairs`.
+A request's threshold is its LLM share: scores are seeded and uniform. Read by `serving_pairs` and `vllm`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from benchmarks.paced import PacedEngine, PacedSession
 from citer_ray.engine import Sampling
 from citer_ray.engines.build import EngineSpec, Role
 
-SECONDS = {"slm": 0.006, "llm": 0.06}
+SECONDS = {"slm": 0.006, "llm": 0.06}  # a small and a large model's pass on a GPU
 
 
 class ServedPacedEngine(PacedEngine):

@@ -18,6 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.collect import Plan, measure_rollouts, measure_scoring
 from benchmarks.harness import Options, Quotient, Result
 from benchmarks.paced import PacedEngine, run_virtually
+from benchmarks.paced_pair import SECONDS
 from benchmarks.vllm_engines import VLLMPair, make_pair, vllm_pair
 from benchmarks.vllm_routing import SHARE, Work, measure_routing
 from citer_ray.config import RouterConfig
@@ -31,7 +32,7 @@ from citer_ray.router import Router
 EMBEDDED = Plan(60, 4, 16, score_target=25, rollout_target=10)
 RANDOM = Plan(32, 1, 8, score_target=8, rollout_target=5)
 SHORT = Plan(3, 1, 2, score_target=None, rollout_target=None)
-_SLM_SECONDS, _LLM_SECONDS = 0.006, 0.06  # a small and a large model's pass on a GPU
+_SLM_SECONDS, _LLM_SECONDS = SECONDS["slm"], SECONDS["llm"]
 
 
 def run(options: Options) -> Iterator[Result]:

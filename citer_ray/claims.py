@@ -235,7 +235,8 @@ def _exact(name: str, statement: str, equal: int, total: int) -> Claim:
 
 
 def _points(value: float) -> str:
-    return f"{100 * value:g} point{'' if value == 0.01 else 's'}"
+    shown = f"{100 * value:g}"
+    return f"{shown} point" if shown == "1" else f"{shown} points"
 
 
 def _percent(value: float) -> str:

@@ -207,12 +207,12 @@ def _reason(speed: _Speed, replicas: int) -> str:
 
 def _sessions_in_memory(cost: ModelCost, gpu: Gpu, gpus: int, tokens: int, name: str) -> int:
     """Sessions whose whole KV cache fits beside the weights, with a tenth of the memory left for the rest."""
-    free = 0.9 * gpu.gigabytes * 1e9 * gpus - cost.shape.total_params * cost.dtype_bytes
+    weights = cost.shape.total_params * cost.dtype_bytes
+    free = 0.9 * gpu.gigabytes * 1e9 * gpus - weights
     sessions = math.floor(free / (cost.kv_bytes_per_token * tokens))
     if sessions < 1:
-        weights = cost.shape.total_params * cost.dtype_bytes / 1e9
         raise ConfigError(
-            f"the {name} has {weights:.0f} GB of weights and does not fit {gpus} GPU(s) of {gpu.gigabytes:g} GB with a "
-            "KV cache; give a replica more GPUs"
+            f"the {name} has {weights / 1e9:.0f} GB of weights and does not fit {gpus} GPU(s) of {gpu.gigabytes:g} GB "
+            "with a KV cache; give a replica more GPUs"
         )
     return sessions

@@ -93,7 +93,7 @@ def check_engines(spec: EngineSpec) -> None:
             "prompt or response contains"
         )
     settings = ModelSettings(spec.shared_vocab_size, tuple(_masked(spec)), spec.handoff_token_id)
-    roles: tuple[Role, ...] = ("slm",) if is_remote("llm", spec) else ("slm", "llm")
+    roles: tuple[Role, ...] = ("slm", "llm") if engine_kind("llm", spec.config) == "vllm" else ("slm",)
     for role in roles:
         architecture = check(resolve_path(spec.model(role)), settings, _vllm_options(role, spec, Placement()), None)
         if role == "slm" and architecture is None:
@@ -104,9 +104,11 @@ def check_engines(spec: EngineSpec) -> None:
             )
 
 
-def is_remote(role: Role, spec: EngineSpec) -> bool:
-    """Whether another server runs this model."""
-    return role == "llm" and spec.config.engine.remote.url is not None
+def engine_kind(role: Role, config: CiterConfig) -> Literal["remote", "factory", "vllm", "transformers"]:
+    """What runs a model: another server wins over a factory, and that over `engine.kind`."""
+    if role == "llm" and config.engine.remote.url is not None:
+        return "remote"
+    return "factory" if config.engine.factory is not None else config.engine.kind
 
 
 def build_engine(
@@ -133,7 +135,8 @@ def build_engine(
         PairError: the model cannot be loaded, or the router belongs to another one.
         ConfigError: the engine's kind is not available.
     """
-    if is_remote(role, spec):
+    kind = engine_kind(role, spec.config)
+    if kind == "remote":
         return RemoteEngine(
             RemoteClient(spec.config.engine.remote),
             shared_vocab_size=spec.shared_vocab_size,
@@ -143,7 +146,7 @@ def build_engine(
         )
     if spec.config.engine.factory is not None:
         return _factory(spec.config.engine.factory)(role, spec)
-    if spec.config.engine.kind == "vllm":
+    if kind == "vllm":
         placements = _placements([role], spec, worker)
         return _vllm_engine(role, spec, router, purpose, placements[0])
     engine = TransformersEngine(
@@ -177,18 +180,11 @@ def build_pair(
     spec: EngineSpec, *, router: Path | None = None, executor: Executor | None = None, worker: Replicas | None = None
 ) -> tuple[Engine, Engine]:
     """Both models in one process, each on its own part of the process's cores or GPUs; see `build_engine`."""
-    engine = spec.config.engine
-    if engine.kind == "vllm" and engine.factory is None and not is_remote("llm", spec):
+    if engine_kind("llm", spec.config) == "vllm":
         slm, llm = _placements(["slm", "llm"], spec, worker)
         return _vllm_engine("slm", spec, router, "decode", slm), _vllm_engine("llm", spec, None, "decode", llm)
     slm_engine = build_engine("slm", spec, router=router, executor=executor, worker=worker)
     return slm_engine, build_engine("llm", spec, executor=executor)
-
-
-def transformers_llm(config: CiterConfig) -> bool:
-    """Whether the configured engine of the LLM is the transformers engine of this process."""
-    engine = config.engine
-    return engine.kind == "transformers" and engine.factory is None and engine.remote.url is None
 
 
 def build_evaluated_pair(spec: EngineSpec, *, worker: Replicas | None = None) -> tuple[TransformersEngine, Engine]:
@@ -198,11 +194,10 @@ def build_evaluated_pair(spec: EngineSpec, *, worker: Replicas | None = None) ->
     Raises:
         PairError, ConfigError: see `build_engine`.
     """
-    engine = spec.config.engine
-    plain = engine.model_copy(update={"kind": "transformers", "factory": None})
+    plain = spec.config.engine.model_copy(update={"kind": "transformers", "factory": None})
     slm = build_engine("slm", replace(spec, config=spec.config.model_copy(update={"engine": plain})))
     assert isinstance(slm, TransformersEngine)
-    if engine.kind == "vllm" and engine.factory is None and not is_remote("llm", spec):
+    if engine_kind("llm", spec.config) == "vllm":
         _, placement = _placements(["slm", "llm"], spec, worker)
         return slm, _vllm_engine("llm", spec, None, "decode", placement)
     return slm, build_engine("llm", spec, worker=worker)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from citer_ray.break_even import BreakEven
-from citer_ray.engines.build import transformers_llm
+from citer_ray.engines.build import engine_kind
 from citer_ray.errors import DataError
 from citer_ray.evaluation import (
     THRESHOLD_ABOVE_ONE,
@@ -79,7 +79,7 @@ class EvaluationStage:
         self._config = prepared.config.evaluate
         self._methods = chosen_methods(self._config.methods)
         self._not_run: dict[str, str] = {}
-        if not transformers_llm(prepared.config):
+        if engine_kind("llm", prepared.config) != "transformers":
             refused = [name for name in self._methods if name in SPECULATING]
             self._methods = tuple(name for name in self._methods if name not in refused)
             reason = "needs the LLM's whole distributions, which only engine.kind: transformers shows"

@@ -23,8 +23,8 @@ from citer_ray.label_rows import rows_to_table
 from citer_ray.label_store import LabelStore
 from citer_ray.preparation import prepare
 from tests.integration.labels_here import labels_here
+from tests.integration.localhost import free_port
 from tests.integration.ray_nodes import RayNodes, ray_nodes
-from tests.integration.serve.conftest import free_port
 
 pytestmark = pytest.mark.ray
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke.yaml"

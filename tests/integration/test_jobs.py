@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from mlflow import MlflowClient
 
 from citer_ray.report import load_report
 from citer_ray.router_artifact import load_router
-from tests.integration.mlflow_server import Server, free_port
+from tests.integration.localhost import free_port, wait_until
+from tests.integration.mlflow_server import Server
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
@@ -96,14 +96,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         finally:
             process.send_signal(signal.SIGTERM)  # `--block` ends the processes that it started, and no others
             process.wait()
-
-
-def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
-    """Poll until something holds."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
 
 
 def answers(url: str) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from citer_ray.engines.build import build_engine
 from citer_ray.on_ray.serve_app import APP_NAME, build_application
 from citer_ray.policy import Policy
 from citer_ray.preparation import engine_spec, prepare
+from tests.integration.localhost import free_port, wait_until
 
 SETTINGS = (
     "serve.on_llm_unavailable=slm",
@@ -42,20 +41,6 @@ SETTINGS = (
     "serve.slm={min_replicas: 2, max_replicas: 2, num_cpus: 0.1, health_check_timeout_s: 60}",
     "serve.llm={min_replicas: 2, max_replicas: 2, num_cpus: 0.1, health_check_timeout_s: 60}",
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
-    """Poll until something holds."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
 
 
 @dataclass
@@ -105,18 +90,23 @@ class Server:
         )
 
 
-@pytest.fixture(scope="package")
-def server(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("serving")
+@contextmanager
+def served(folder: Path, settings: Iterable[str]) -> Iterator[Server]:
+    """The embedded pair in service with an untrained router; Serve is stopped at the end."""
     router = folder / "router"
-    settings = [f"output_dir={folder / 'run'}", f"serve.router={router}", *SETTINGS]
-    config = load_config("configs/embedded.yaml", settings)
+    config = load_config("configs/embedded.yaml", [f"output_dir={folder / 'run'}", f"serve.router={router}", *settings])
     asyncio.run(write_router(config, router))
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(build_application(config), name=APP_NAME, route_prefix="/")
     yield Server(f"http://127.0.0.1:{port}", config, router)
     serve.shutdown()
+
+
+@pytest.fixture(scope="package")
+def server(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with served(tmp_path_factory.mktemp("serving"), SETTINGS) as started:
+        yield started
 
 
 @dataclass

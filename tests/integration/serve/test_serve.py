@@ -16,7 +16,8 @@ from benchmarks.untrained_router import QUESTIONS, write_router
 from citer_ray.engine import Sampling
 from citer_ray.policy import AlwaysLlm, AlwaysSlm, Threshold, Writer
 from citer_ray.router_artifact import read_metadata
-from tests.integration.serve.conftest import Reference, Server, wait_until
+from tests.integration.localhost import wait_until
+from tests.integration.serve.conftest import Reference, Server
 
 pytestmark = pytest.mark.ray
 

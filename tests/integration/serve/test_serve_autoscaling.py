@@ -13,7 +13,8 @@ from ray import serve
 from benchmarks.untrained_router import QUESTIONS
 from citer_ray.config_loading import load_config
 from citer_ray.on_ray.serve_app import build_application
-from tests.integration.serve.conftest import Server, wait_until
+from tests.integration.localhost import wait_until
+from tests.integration.serve.conftest import Server
 
 pytestmark = pytest.mark.ray
 

@@ -17,7 +17,8 @@ from benchmarks.untrained_router import QUESTIONS
 from citer_ray.engine import Sampling
 from citer_ray.policy import Threshold
 from citer_ray.router_artifact import read_metadata
-from tests.integration.serve.conftest import Reference, Server, wait_until
+from tests.integration.localhost import wait_until
+from tests.integration.serve.conftest import Reference, Server
 
 pytestmark = pytest.mark.ray
 

@@ -18,7 +18,8 @@ from benchmarks.untrained_router import QUESTIONS, write_router
 from citer_ray.config_loading import load_config
 from citer_ray.on_ray.serve_app import build_application
 from citer_ray.on_ray.serve_run import drain
-from tests.integration.serve.conftest import Server, wait_until
+from tests.integration.localhost import wait_until
+from tests.integration.serve.conftest import Server
 
 pytestmark = pytest.mark.ray
 NAME = "limits"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
-from ray import serve
 
-from benchmarks.untrained_router import QUESTIONS, write_router
-from citer_ray.config_loading import load_config
+from benchmarks.untrained_router import QUESTIONS
 from citer_ray.engines.build import build_engine
-from citer_ray.on_ray.serve_app import APP_NAME, build_application
 from citer_ray.policy import Threshold
 from citer_ray.preparation import engine_spec, prepare
 from citer_ray.router_artifact import read_metadata
-from tests.integration.serve.conftest import Reference, Server, free_port
+from tests.integration.serve.conftest import Reference, Server, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 LENGTH = 40
@@ -37,15 +33,8 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def vllm_server(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("serving")
-    router = folder / "router"
-    config = load_config("configs/embedded.yaml", [f"output_dir={folder / 'run'}", f"serve.router={router}", *SETTINGS])
-    asyncio.run(write_router(config, router))
-    port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(build_application(config), name=APP_NAME, route_prefix="/")
-    yield Server(f"http://127.0.0.1:{port}", config, router)
-    serve.shutdown()
+    with served(tmp_path_factory.mktemp("serving"), SETTINGS) as started:
+        yield started
 
 
 def test_a_routed_response_is_that_of_one_process(vllm_server: Server) -> None:
