@@ -33,7 +33,7 @@ def progress(description: str, total: int, unit: str) -> Iterator[Advance]:
     """
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=8),  # all of it fits into 80 columns
+        BarColumn(bar_width=6),  # all of it fits into 80 columns
         MofNCompleteColumn(),
         TextColumn(unit),
         TextColumn("{task.fields[rate]}"),
@@ -48,7 +48,7 @@ def progress(description: str, total: int, unit: str) -> Iterator[Advance]:
             nonlocal written
             written += tokens
             elapsed = bar.tasks[0].elapsed or 0.0
-            rate = f"{written / elapsed:,.0f} tokens/s" if written and elapsed > 0 else ""
+            rate = f"{written / elapsed:,.0f} tok/s" if written and elapsed > 0 else ""
             left = "" if bar.tasks[0].completed + steps >= total else "left"
             bar.update(task, advance=steps, rate=rate, left=left)
 
