@@ -50,6 +50,7 @@ SETTINGS = (
     "fit.num_cpus=0.5",
 )
 PATIENCE_S = 300.0  # for a command, before it is called hanging
+LEFT_AFTER_S = 90.0
 ATTEMPTS = 4
 
 
@@ -64,7 +65,7 @@ class Trial:
         moment: when, as a part of the undisturbed command's time.
         hit: a process that was killed, by its title; None if the command had ended before, or had no such process yet.
         statuses: of the command, from the killed one to the one that ended well.
-        left: processes that had outlived their driver by 20 seconds.
+        left: processes that had outlived their driver by `LEFT_AFTER_S`.
         faults: what differs from the undisturbed run, or went wrong otherwise.
     """
 
@@ -238,10 +239,11 @@ def _end(trial: Trial, process: subprocess.Popen[str]) -> None:
 def _clear(family: dict[int, psutil.Process]) -> int:
     """Wait until a dead driver's processes are gone; kills and counts those that stay.
 
-    Ray's agents are not counted: they look for its server for about a minute before they end, too.
+    Ray's agents and workers that were just starting look for its server for about a minute before they end, too: the
+    agents, of which there are always some, are not waited for.
     """
     agents = [one for one in family.values() if "Agent" in _title(one)]
-    _, alive = psutil.wait_procs([one for one in family.values() if one not in agents], timeout=20)
+    _, alive = psutil.wait_procs([one for one in family.values() if one not in agents], timeout=LEFT_AFTER_S)
     for process in (*alive, *agents):
         _kill(process)
     return len(alive)

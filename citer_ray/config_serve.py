@@ -52,6 +52,11 @@ class ServeConfig(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 opens it to the network.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    proxy_location: Literal["EveryNode", "HeadOnly"] = Field(
+        "EveryNode",
+        description="Nodes that take requests: all with replicas, or the head alone. A stream ends with the node that "
+        "took its request.",
+    )
     engine: Literal["auto", "transformers", "vllm"] = Field(
         "auto",
         description="Engine of the replicas; `auto` takes vLLM where it is installed and the SLM's replicas have GPUs, "

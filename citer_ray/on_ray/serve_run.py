@@ -43,7 +43,10 @@ def serving(config: CiterConfig) -> Iterator[str]:
         shared = _serve_runs()
         try:
             try:
-                serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
+                serve.start(
+                    proxy_location=config.serve.proxy_location,
+                    http_options={"host": config.serve.host, "port": config.serve.port},
+                )
                 serve.run(application, name=APP_NAME, route_prefix="/")
             except RuntimeError as error:
                 raise ConfigError(f"serving did not start: {error}") from error

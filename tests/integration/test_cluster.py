@@ -75,7 +75,7 @@ Start = Callable[[str, Path, CiterConfig], Command]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start commands; what a test that fails leaves running is stopped."""
+    """Start commands; what a test that fails leaves running is stopped, and what it said is shown."""
     commands: list[Command] = []
 
     def one(name: str, folder: Path, config: CiterConfig) -> Command:
@@ -86,6 +86,7 @@ def start() -> Iterator[Start]:
     for command in commands:
         command.process.terminate()
         command.end()
+        sys.stderr.write(command.said("stderr")[-5000:])
 
 
 # -- collection ----------------------------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ def service(folder: Path, address: str, port: int) -> CiterConfig:
             f"output_dir={folder / 'run'}",
             f"ray.address={address}",
             f"serve.port={port}",
+            "serve.proxy_location=HeadOnly",  # nodes of one machine share the port, and one of them dies
             f"serve.router={folder / 'router'}",
             "serve.turn_timeout_s=5",
             "serve.ingress={num_cpus: 0.1, resources: {head: 1}}",  # its death would end its clients' streams

@@ -32,7 +32,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def terminal() -> Console:
-    return Console(file=StringIO(), record=True, width=300, force_terminal=True, color_system="standard")
+    return Console(file=StringIO(), record=True, width=300, height=50, force_terminal=True, color_system="standard")
 
 
 def edge(world: World, llm: Engine, console: Console, on_llm_unavailable: str = "error") -> EdgeChat:
