@@ -89,6 +89,7 @@ class Comparison:
         reference: the runs of what it is measured against, turn by turn.
         agreement: results that both ways share, of how many were compared.
         settings: what else a reader needs to know.
+        in_process: all of our work is done by this process, so that its CPU seconds say something.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Comparison:
     reference: tuple[Run, ...]
     agreement: tuple[int, int]
     settings: dict[str, Any] = field(default_factory=dict)
+    in_process: bool = True
 
     @property
     def ratio(self) -> float:
@@ -104,8 +106,10 @@ class Comparison:
         return statistics.median(a.rate / b.rate for a, b in zip(self.ours, self.reference, strict=True))
 
     @property
-    def cpu_ratio(self) -> float:
-        """The same by CPU seconds, which another load of the machine disturbs less."""
+    def cpu_ratio(self) -> float | None:
+        """The same by CPU seconds, which another load of the machine disturbs less; None where they are not known."""
+        if not self.in_process:
+            return None
         pairs = zip(self.ours, self.reference, strict=True)
         return statistics.median((a.tokens / a.cpu_seconds) / (b.tokens / b.cpu_seconds) for a, b in pairs)
 
@@ -121,7 +125,7 @@ class Comparison:
             f"{_median_rate(self.ours):,.0f}",
             f"{_median_rate(self.reference):,.1f}",
             f"{self.ratio:.1f}x",
-            f"{self.cpu_ratio:.1f}x",
+            "" if self.cpu_ratio is None else f"{self.cpu_ratio:.1f}x",
             "" if self.target is None else f"{self.target:g}x",
             self.verdict,
             "{}/{}".format(*self.agreement),

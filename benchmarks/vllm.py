@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -52,9 +53,9 @@ def run(options: Options) -> Iterator[Result]:
 
 def _pair_results(name: str, pair: VLLMPair, plan: Plan, options: Options) -> Iterator[Result]:
     if options.wants("scoring"):
-        yield measure_scoring(pair, plan, options.repeats)
+        yield replace(measure_scoring(pair, plan, options.repeats), in_process=False)
     if options.wants("rollouts"):
-        yield measure_rollouts(pair, plan, options.repeats)
+        yield replace(measure_rollouts(pair, plan, options.repeats), in_process=False)
     pair.close(("slm", "decode"))
     if options.wants("routed") and name == "random":
         work = Work(16, 4, 4) if options.short else Work()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos import VICTIMS, Trial, Undisturbed, compare, draw_trials, run_trial
+from benchmarks.chaos import VICTIMS, Trial, Undisturbed, compare, draw_trials, run_until_hit
 
 pytestmark = pytest.mark.ray
 SEED = 6
@@ -15,16 +15,6 @@ SEED = 6
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return Undisturbed.run(tmp_path_factory.mktemp("undisturbed") / "run")
-
-
-def hitting(trial: Trial, undisturbed: Undisturbed, folder: Path) -> Trial:
-    """The trial, or an earlier kill if the command was faster than the undisturbed one and had ended."""
-    while trial.moment > 0.1:
-        run_trial(trial, undisturbed, folder / f"{trial.moment:.2f}" / "run", SEED)
-        if trial.hit is not None:
-            return trial
-        trial = Trial(trial.number, trial.command, trial.victim, trial.moment * 0.7)
-    raise AssertionError("it was over before every kill")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +27,8 @@ def hitting(trial: Trial, undisturbed: Undisturbed, folder: Path) -> Trial:
     ids=lambda trial: f"{trial.command}, {trial.victim}",
 )
 def test_a_killed_run_ends_as_the_undisturbed_one(trial: Trial, undisturbed: Undisturbed, tmp_path: Path) -> None:
-    trial = hitting(trial, undisturbed, tmp_path)
+    trial = run_until_hit(trial, undisturbed, tmp_path, SEED)
+    assert trial.hit is not None, "it was over before every kill"
     assert trial.faults == [] and trial.left == 0, trial.summary()
 
 
