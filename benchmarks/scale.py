@@ -1,7 +1,7 @@
 """How a collection scales: the simulation against runs on this machine, its predictions for GPUs, and memory.
 
 Parts: `workers` (simulated and measured, with one and two workers for rollouts), `gpus` (8 to 512, Qwen2-1.5B and 72B
-on GSM8K), `memory` (5,000 and 50,000 examples). docs/scale.md explains the numbers.
+on GSM8K), `memory` (15,000 and 50,000 examples). docs/scale.md explains the numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(options: Options) -> Iterator[Quotient]:
 def _workers(options: Options) -> Iterator[Quotient]:
     from benchmarks.scale_measured import collect, config_of, measure_times
 
-    examples, calibrated = (16, 1) if options.short else (320, 4)
+    examples, calibrated = (16, 1) if options.short else (1280, 8)
     with tempfile.TemporaryDirectory(prefix="citer-scale-") as name:
         folder = Path(name)
         config = config_of(folder / "times", examples, 1)
@@ -51,8 +51,12 @@ def _workers(options: Options) -> Iterator[Quotient]:
                 "simulated_s": predicted.seconds,
                 "measured_s": found.seconds,
                 "cores_left": found.cores,
+                "cpu_s": found.cpu,
                 "bottleneck": predicted.bottleneck,
                 "load_s": measured.load_s,
+                "handling_s": measured.handling_s,
+                "grading_s": measured.grading_s,
+                "parts_s": predicted.parts,
                 "step": asdict(measured.step),
             }
             high, low = max(predicted.seconds, found.seconds), min(predicted.seconds, found.seconds)
@@ -114,7 +118,7 @@ def _prediction(name: str, found: Prediction, reference: float | None) -> Quotie
 def _memory(options: Options) -> Iterator[Quotient]:
     from benchmarks.scale_memory import measure
 
-    sizes = (100, 400) if options.short else (5_000, 50_000)
+    sizes = (100, 400) if options.short else (15_000, 50_000)
     with tempfile.TemporaryDirectory(prefix="citer-memory-") as name:
         few, many = (measure(size, Path(name) / str(size)) for size in sizes)
     settings = {"few": asdict(few), "many": asdict(many)}

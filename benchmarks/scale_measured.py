@@ -13,9 +13,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import psutil
 import torch
 
 from benchmarks.scale_simulation import Outcome, Pool, simulate
-from benchmarks.scale_times import Batching, ChunkSeconds, LinearPass, first_round_seconds
+from benchmarks.scale_times import Batching, ChunkSeconds, LinearPass, first_round_seconds, rollout_seconds
 from benchmarks.scale_work import ChunkWork
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import dump_yaml, load_config
@@ -40,6 +40,7 @@ from citer_ray.preparation import Prepared, engine_spec, load_purpose, prepare
 ROOT = Path(__file__).parents[1]
 STEP_ROWS = (1, 32, 128, 256)  # of the passes that are timed
 STEP_TOKENS = 24
+HANDLED_CHUNKS = (20, 120)  # of the collections that time what comes with a chunk
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Measured:
         llm: of the LLM.
         step: of the SLM that decode.
         load_s: until a worker takes its first chunk.
+        handling_s: what Ray and the driver do for a chunk in one pool.
+        grading_s: what a rollout costs its worker beside the model's passes: sessions, text and grades.
         work: some chunks, which stand for all.
     """
 
@@ -58,6 +61,8 @@ class Measured:
     llm: LinearPass
     step: LinearPass
     load_s: float
+    handling_s: float
+    grading_s: float
     work: tuple[ChunkWork, ...]
 
     def predict(self, chunks: int, rollout_workers: int, cores: float, batching: Batching) -> Outcome:
@@ -68,16 +73,20 @@ class Measured:
         all_of = [seconds[index % len(seconds)] for index in range(chunks)]
 
         def pool(name: str, workers: int) -> Pool:
-            return Pool(name, workers, slower * self.load_s, [slower * _of(one, name) for one in all_of])
+            grading_N = [self.grading_s * len(self.work[index % len(self.work)].tokens) for index in range(chunks)]
+            extra_N = grading_N if name == "rollouts" else [0.0] * chunks
+            busy = [slower * (_of(one, name) + extra) for one, extra in zip(all_of, extra_N, strict=True)]
+            return Pool(name, workers, slower * self.load_s, busy)
 
-        return simulate([pool("slm", 1), pool("llm", 1), pool("rollouts", rollout_workers)], cores=whole)
+        pools = [pool("slm", 1), pool("llm", 1), pool("rollouts", rollout_workers)]
+        return simulate(pools, driver_s=slower * self.handling_s, cores=whole)
 
 
 def _of(one: ChunkSeconds, name: str) -> float:
     return float(getattr(one, name))
 
 
-def config_of(folder: Path, examples: int, rollout_workers: int) -> CiterConfig:
+def config_of(folder: Path, examples: int, rollout_workers: int, changes: Sequence[str] = ()) -> CiterConfig:
     """The embedded pair; rollouts decide a part of all positions, so that they are most of the work."""
     return load_config(
         ROOT / "configs" / "smoke.yaml",
@@ -93,6 +102,7 @@ def config_of(folder: Path, examples: int, rollout_workers: int) -> CiterConfig:
             "collect.llm={count: 1, num_cpus: 0.25}",
             f"collect.rollouts={{count: {rollout_workers}, num_cpus: 0.5}}",
             "evaluate.workers={count: 1, num_cpus: 0.25}",
+            *changes,
         ],
     )
 
@@ -159,7 +169,7 @@ def _measure(prepared: Prepared, count: int) -> Measured:
     chunks = chunked(examples, prepared.config.collect.examples_per_chunk)[:count]
     scoring, deciding = build_engine("slm", spec, purpose="score"), _Recorded(build_engine("slm", spec))
     llm = build_engine("llm", spec, purpose="score")
-    seconds, tokens = {"slm": 0.0, "llm": 0.0}, {"slm": 0, "llm": 0}
+    seconds, tokens = {"slm": 0.0, "llm": 0.0, "rollouts": 0.0}, {"slm": 0, "llm": 0}
     work = []
 
     async def one(number: int, chunk: Sequence[Example]) -> ChunkWork:
@@ -174,7 +184,9 @@ def _measure(prepared: Prepared, count: int) -> Measured:
         tokens["slm"] += int(lengths.sum())
         tokens["llm"] += int(lengths[asked].sum())
         deciding.responses.clear()
+        before = time.process_time()
         decided = await labeller.decide(deciding, None, scored, {example.id: example for example in chunk})
+        seconds["rollouts"] += time.process_time() - before
         # `decode_many` opens responses in the order of the rows.
         counts = [row.rollouts for row in decided]
         noted = np.array(deciding.responses, np.int64).reshape(-1, 2)
@@ -183,12 +195,18 @@ def _measure(prepared: Prepared, count: int) -> Measured:
 
     for number, chunk in enumerate(chunks):
         work.append(asyncio.run(one(number, chunk)))
-    per_token = {name: seconds[name] / max(1, tokens[name]) for name in seconds}
+    per_token = {name: seconds[name] / max(1, tokens[name]) for name in tokens}
+    step = _step_time(build_engine("slm", spec), work, per_token["slm"])
+    config = prepared.config
+    batching = Batching(config.engine.max_pass_tokens, config.collect.rollouts_in_flight)
+    in_passes = sum(rollout_seconds(one, step, batching) for one in work)
     return Measured(
         slm=LinearPass(0.0, token=per_token["slm"]),
         llm=LinearPass(0.0, token=per_token["llm"]),
-        step=_step_time(build_engine("slm", spec), work, per_token["slm"]),
-        load_s=_load_seconds(prepared.config),
+        step=step,
+        load_s=_load_seconds(config),
+        handling_s=_handling_seconds(config),
+        grading_s=max(0.0, seconds["rollouts"] - in_passes) / max(1, sum(len(one.tokens) for one in work)),
         work=tuple(work),
     )
 
@@ -234,15 +252,32 @@ def _load_seconds(config: CiterConfig) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
+def _handling_seconds(config: CiterConfig) -> float:
+    """CPU seconds of one chunk in one pool apart from the models: two collections by an engine that makes up scores."""
+    cpu = []
+    for chunks in HANDLED_CHUNKS:
+        examples = chunks * config.collect.examples_per_chunk
+        with tempfile.TemporaryDirectory() as folder:
+            settings = [
+                "engine.factory=benchmarks.scale_memory:made_up_engine",
+                "collect.shortcut=true",
+                "collect.both_wrong=slm",
+            ]
+            cpu.append(collect(config_of(Path(folder), examples, 1, settings)).cpu)
+    few, many = HANDLED_CHUNKS
+    return max(0.0, cpu[1] - cpu[0]) / (many - few) / 3
+
+
 # -- the collection itself -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A collection that ran: wall seconds, and cores that other processes left to it."""
+    """A collection that ran: wall seconds, cores that other processes left to it, and CPU seconds of all of it."""
 
     seconds: float
     cores: float
+    cpu: float
 
 
 def collect(config: CiterConfig) -> Collected:
@@ -252,23 +287,41 @@ def collect(config: CiterConfig) -> Collected:
 
     with Experiment.start(config, sys.argv) as experiment:
         _ = experiment.spec, experiment.collect_examples
-        with _cores_left() as cores:
-            started = time.monotonic()
+        with _Meter() as meter:
             experiment.collect(1)
-            seconds = time.monotonic() - started
-    return Collected(seconds, cores[0])
+        return meter.collected
 
 
-@contextmanager
-def _cores_left() -> Iterator[list[float]]:
-    """Cores less what other processes used meanwhile; filled in at the end."""
-    found = [float(psutil.cpu_count() or 1)]
-    machine, ours, wall = _machine_seconds(), _family_seconds(), time.monotonic()
-    yield found
-    ended: dict[int, float] = _family_seconds()
-    own = sum(seconds - ours.get(pid, 0.0) for pid, seconds in ended.items())
-    others = max(0.0, _machine_seconds() - machine - own)
-    found[0] = max(0.2, found[0] - others / (time.monotonic() - wall))
+class _Meter:
+    """Times of what runs within; Ray does not wait for workers that it ends, so their times are looked at in between.
+
+    Attributes:
+        collected: the result, once it is left.
+    """
+
+    collected: Collected
+
+    def __enter__(self) -> _Meter:
+        self._wall, self._machine, self._before = time.monotonic(), _machine_seconds(), _family_seconds()
+        self._seen: dict[int, float] = dict(self._before)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._seen |= _family_seconds()
+        seconds = time.monotonic() - self._wall
+        own = sum(cpu - self._before.get(pid, 0.0) for pid, cpu in self._seen.items())
+        others = max(0.0, _machine_seconds() - self._machine - own)
+        cores = max(0.2, float(psutil.cpu_count() or 1) - others / seconds)
+        self.collected = Collected(seconds, cores, own)
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.25):
+            self._seen |= _family_seconds()
 
 
 def _machine_seconds() -> float:
@@ -277,7 +330,7 @@ def _machine_seconds() -> float:
 
 
 def _family_seconds() -> dict[int, float]:
-    """CPU seconds of this process and all below it that live; of workers that ended, their parent has the sum."""
+    """CPU seconds of this process and of all below it that live."""
     me = psutil.Process()
     seconds: dict[int, float] = {}
     for process in (me, *me.children(recursive=True)):
@@ -285,5 +338,5 @@ def _family_seconds() -> dict[int, float]:
             times = process.cpu_times()
         except psutil.Error:
             continue
-        seconds[process.pid] = times.user + times.system + times.children_user + times.children_system
+        seconds[process.pid] = times.user + times.system
     return seconds
