@@ -82,10 +82,17 @@ def _bigger(folder: Path, options: Options) -> Iterator[Result]:
     tokens = (20, 8) if options.short else (150, 40)
     with _served(folder, serving_pairs.bigger_pair(folder, short=options.short)) as (config, router, address):
         yield from _latency("bigger", config, router, address, options, 1.15, tokens[0])
-        threshold = read_metadata(router).calibration.threshold_for(_SHARE)
+        threshold = serving_pairs.threshold_for(address, _SHARE, tokens[0], serving_pairs.SAMPLED)
         repeats, targets = (1, None) if options.short else (options.repeats, (0.75, 1.47))
         yield from serving_pairs.against_llm_alone(
-            "bigger: 1 stream over HTTP", address, threshold, 1, tokens, repeats, targets
+            "bigger: 1 stream over HTTP",
+            address,
+            threshold,
+            1,
+            tokens,
+            repeats,
+            targets,
+            temperature=serving_pairs.SAMPLED,
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 from transformers import GenerationConfig
 
 from benchmarks.harness import Quotient
@@ -23,6 +24,7 @@ from citer_ray.config import ModelConfig
 from citer_ray.pair.models import load_tokenizer
 
 SHARE = 0.2
+SAMPLED = 1.0  # temperature
 PACED = "engine.factory=benchmarks.paced_pair:build"
 
 
@@ -46,6 +48,31 @@ def bigger_pair(folder: Path, *, short: bool) -> list[str]:
     return [f"pair.{role}.path={folder / role}" for role in ("slm", "llm")]
 
 
+def threshold_for(address: str, share: float, tokens: int, temperature: float) -> float:
+    """The threshold at which the first stream gives the LLM a share, by bisection among the scores of the SLM alone.
+
+    A quantile of these would do for a trained pair; with random weights the LLM's tokens change the scores that follow.
+    """
+    with httpx.Client(base_url=address, timeout=600) as http:
+
+        def ask(threshold: float) -> dict[str, Any]:
+            body = _body("routed", 0, tokens, {"threshold": threshold}, temperature)
+            response = http.post("/v1/chat/completions", json=body | {"citer": {"trace": True}})
+            response.raise_for_status()
+            answer: dict[str, Any] = response.json()
+            return answer
+
+        written = ask(0.0)["choices"][0]["citer"]["tokens"]
+        scores = np.sort([token["p_slm"] for token in written])
+        low, high, best = 0, len(scores) - 1, (2.0, 0.0)
+        while low <= high:
+            middle = (low + high) // 2
+            found = float(ask(float(scores[middle]))["usage"]["citer"]["llm_share"])
+            best = min(best, (abs(found - share), float(scores[middle])))
+            low, high = (low, middle - 1) if found > share else (middle + 1, high)
+        return best[1]
+
+
 def against_llm_alone(
     name: str,
     address: str,
@@ -55,6 +82,7 @@ def against_llm_alone(
     repeats: int,
     targets: tuple[float, float] | None,
     step_ratio: Callable[[float, float], tuple[float, float]] | None = None,
+    temperature: float = 0.0,
 ) -> Iterator[Quotient]:
     """Routed streams over HTTP against the LLM alone, and the part of the ideal that is reached.
 
@@ -68,13 +96,14 @@ def against_llm_alone(
         targets: of the ideal, and against the LLM alone; None is not judged.
         step_ratio: seconds of a step of either model from those that a token of the SLM and of the LLM alone took over
             HTTP; None takes these.
+        temperature: of all requests.
     """
     rates: list[tuple[float, float, float]] = []
     shares: list[float] = []
     for _ in range(repeats):
-        routed, share = asyncio.run(_rate(address, "routed", streams, tokens[0], threshold))
-        alone, _ = asyncio.run(_rate(address, "llm", streams, tokens[1], threshold))
-        slm, _ = asyncio.run(_rate(address, "slm", streams, tokens[0], threshold))
+        routed, share = asyncio.run(_rate(address, "routed", streams, tokens[0], threshold, temperature))
+        alone, _ = asyncio.run(_rate(address, "llm", streams, tokens[1], threshold, temperature))
+        slm, _ = asyncio.run(_rate(address, "slm", streams, tokens[0], threshold, temperature))
         rates.append((routed, alone, slm))
         shares.append(share)
     routed, alone, slm = (statistics.median(column) for column in zip(*rates, strict=True))
@@ -95,20 +124,15 @@ def paced_steps(slm: float, llm: float) -> tuple[float, float]:
     return SECONDS["slm"], SECONDS["llm"]
 
 
-async def _rate(address: str, model: str, streams: int, tokens: int, threshold: float) -> tuple[float, float]:
+async def _rate(
+    address: str, model: str, streams: int, tokens: int, threshold: float, temperature: float
+) -> tuple[float, float]:
     """Tokens a second of all streams together, and their LLM share."""
     async with httpx.AsyncClient(base_url=address, timeout=600) as http:
 
         async def one(index: int) -> float:
             routing = {"threshold": threshold} if model == "routed" else {}
-            body = {
-                "model": model,
-                "messages": [{"role": "user", "content": f"{QUESTIONS[index % len(QUESTIONS)]} {index}"}],
-                "temperature": 0,
-                "ignore_eos": True,
-                "max_tokens": tokens,
-                **routing,
-            }
+            body = _body(model, index, tokens, routing, temperature)
             response = await http.post("/v1/chat/completions", json=body)
             response.raise_for_status()
             return float(response.json()["usage"]["citer"]["llm_share"])
@@ -117,3 +141,15 @@ async def _rate(address: str, model: str, streams: int, tokens: int, threshold: 
         began = time.perf_counter()
         shares = await asyncio.gather(*work)
         return streams * tokens / (time.perf_counter() - began), statistics.mean(shares)
+
+
+def _body(model: str, index: int, tokens: int, routing: dict[str, float], temperature: float) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": f"{QUESTIONS[index % len(QUESTIONS)]} {index}"}],
+        "temperature": temperature,
+        "seed": index,
+        "ignore_eos": True,
+        "max_tokens": tokens,
+        **routing,
+    }
