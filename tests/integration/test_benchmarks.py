@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.harness import Comparison, Quotient, Run
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +41,29 @@ def test_short_run_compares_equal_work(tmp_path: Path, capsys: pytest.CaptureFix
     assert record["machine"]["torch_threads"] >= 1
     printed = capsys.readouterr().out
     assert all(name in printed for name in names)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("suite", "parts"),
+    [
+        ("scale", ("workers:", "gpus:", "memory:")),
+        ("serving", ("embedded:", "bigger:", "paced:")),
+        pytest.param("vllm", ("paced", "router head", "vLLM, embedded"), marks=pytest.mark.vllm),
+    ],
+)
+def test_every_suite_runs_in_short(suite: str, parts: tuple[str, ...], tmp_path: Path) -> None:
+    """In a process of its own: suites set variables and start Ray or vLLM."""
+    output = tmp_path / "benchmarks.json"
+    command = [sys.executable, "-m", "benchmarks", suite, "--short", "--output", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(output.read_text())["results"]
+    assert {one["verdict"] for one in results} == {"not judged"}
+    for part in parts:
+        assert any(part in one["name"] for one in results), (
+            f"nothing about {part} in {[one['name'] for one in results]}"
+        )
 
 
 def test_verdict_is_on_the_median_of_the_turns() -> None:
