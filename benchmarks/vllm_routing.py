@@ -65,7 +65,8 @@ def measure_routing(pair: VLLMPair, work: Work, streams: Sequence[int], repeats:
         share = sum(trace.visits for trace in traces) / sum(len(trace.token_ids) for trace in traces)
         target = 2.5 if judged and number == 1 else None
         settings = {"share": round(share, 3)}
-        yield Comparison(name, target, tuple(routed), tuple(alone), (len(traces), len(traces)), settings)
+        agreement = (len(traces), len(traces))
+        yield Comparison(name, target, tuple(routed), tuple(alone), agreement, settings, in_process=False)
         if number == 1:
             yield from _against_the_ideal(name, turns, share, judged)
         else:
@@ -111,9 +112,9 @@ def _against_the_ideal(name: str, turns: list[Turn], share: float, judged: bool)
 async def _turn(slm: VLLMEngine, llm: VLLMEngine, prompts: list[list[int]], work: Work, seed: int) -> Turn:
     """Both ways once, and the passes' times beside them, since the machine's other load comes and goes."""
     times = PassTimes(
-        slm_step=await _step_seconds(slm, work.timed_passes),
-        llm_step=await _step_seconds(llm, max(work.timed_passes // 2, 2)),
-        visit=await _visit_seconds(llm, max(work.timed_passes // 2, 2)),
+        slm_step=await _step_seconds(slm, prompts[0], work.timed_passes),
+        llm_step=await _step_seconds(llm, prompts[0], max(work.timed_passes // 2, 2)),
+        visit=await _visit_seconds(llm, prompts[0], max(work.timed_passes // 2, 2)),
     )
     alone, _ = await _timed(slm, llm, prompts, AlwaysLlm(), work.llm_tokens)
     routed, traces = await _timed(slm, llm, prompts, random_policy(SHARE, seed), work.routed_tokens)
@@ -150,9 +151,9 @@ async def _warm_up(slm: VLLMEngine, llm: VLLMEngine, prompts: list[list[int]]) -
     await _timed(slm, llm, prompts, random_policy(SHARE, 99), 16)
 
 
-async def _step_seconds(engine: VLLMEngine, count: int) -> float:
+async def _step_seconds(engine: VLLMEngine, prompt: list[int], count: int) -> float:
     """Seconds a token within one long turn of one session, with the random scorer as in routed decoding."""
-    session = await engine.open(_prompts(1, 1000)[0], _FREE, scorer="random:0", threshold=0.0)
+    session = await engine.open(prompt, _FREE, scorer="random:0", threshold=0.0)
     first = (await session.turn([], 1)).token_ids
     began = time.perf_counter()
     await session.turn(first, count)
@@ -161,9 +162,9 @@ async def _step_seconds(engine: VLLMEngine, count: int) -> float:
     return seconds / count
 
 
-async def _visit_seconds(engine: VLLMEngine, count: int) -> float:
+async def _visit_seconds(engine: VLLMEngine, prompt: list[int], count: int) -> float:
     """Seconds of a turn that reads as many tokens as a visit does, and writes one."""
-    session = await engine.open(_prompts(1, 1000)[0], _FREE)
+    session = await engine.open(prompt, _FREE)
     await session.turn([], 1)
     began = time.perf_counter()
     for _ in range(count):
