@@ -140,12 +140,14 @@ def test_a_node_that_dies_loses_nothing(nodes: RayNodes, start: Start, expected:
     store = LabelStore(tmp_path / "run" / "labels" / "round-1")
     command.wait_for(store.done_chunks, "a chunk")
     busy = command.wait_for(
-        lambda: [node for node in nodes.using("DecideWorker") if node in nodes.workers[1:]], "a worker on a node"
+        lambda: [node for node in nodes.using("DecideWorker") if node in nodes.workers], "a worker on a node"
     )
-    nodes.kill(busy[0])
+    place = nodes.workers.index(busy[-1])
+    nodes.kill(busy[-1])
     assert len(store.done_chunks()) < 12, "the node died too late to matter"
     labels = labels_of(command, store)
-    nodes.add(1, llm=1)
+    (again,) = nodes.add(1, **({"slm": 1.0} if place == 0 else {"llm": 1.0}))
+    nodes.workers.insert(place, nodes.workers.pop(nodes.workers.index(again)))
     assert labels.equals(expected)
     assert len(set(labels["example_id"].to_pylist())) == labels.num_rows == 24
 
