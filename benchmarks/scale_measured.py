@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,14 @@ class Measured:
         whole = max(1, os.cpu_count() or 1)
         slower = whole / cores
         seconds = first_round_seconds(self.work, self.slm, self.llm, batching, self.step)
-        all_of = [seconds[index % len(seconds)] for index in range(chunks)]
+        graded = [
+            replace(one, rollouts=one.rollouts + self.grading_s * len(work.tokens))
+            for one, work in zip(seconds, self.work, strict=True)
+        ]
+        all_of = [graded[index % len(graded)] for index in range(chunks)]
 
         def pool(name: str, workers: int) -> Pool:
-            grading_N = [self.grading_s * len(self.work[index % len(self.work)].tokens) for index in range(chunks)]
-            extra_N = grading_N if name == "rollouts" else [0.0] * chunks
-            busy = [slower * (_of(one, name) + extra) for one, extra in zip(all_of, extra_N, strict=True)]
-            return Pool(name, workers, slower * self.load_s, busy)
+            return Pool(name, workers, slower * self.load_s, [slower * _of(one, name) for one in all_of])
 
         pools = [pool("slm", 1), pool("llm", 1), pool("rollouts", rollout_workers)]
         return simulate(pools, driver_s=slower * self.handling_s, cores=whole)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import statistics
 import tempfile
 import time
@@ -23,6 +22,7 @@ import httpx
 
 from benchmarks import serving_pairs
 from benchmarks.harness import Options, Quotient, Result
+from benchmarks.localhost import free_port
 from benchmarks.untrained_router import QUESTIONS, write_router
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
@@ -63,7 +63,7 @@ def _served(folder: Path, settings: list[str]) -> Iterator[tuple[CiterConfig, Pa
     settings += [f"serve.{name}={_REPLICA}" for name in ("ingress", "slm", "llm")]
     plain = load_config("configs/embedded.yaml", [one for one in settings if not one.startswith("engine.factory")])
     asyncio.run(write_router(plain, folder / "router"))
-    config = load_config("configs/embedded.yaml", [*settings, f"serve.port={_free_port()}", "engine.max_rows=400"])
+    config = load_config("configs/embedded.yaml", [*settings, f"serve.port={free_port()}", "engine.max_rows=400"])
     with serving(config) as address:
         yield config, folder / "router", address
 
@@ -215,9 +215,3 @@ class _InProcess:
         prompt = [self.tokenizer.bos_token_id, *self.tokenizer.encode(f"{question}\n", add_special_tokens=False)]
         request = Request(prompt, self.policy, self.tokens, Sampling(ignore_eos=True))
         return self.runner.run(decode(self.slm, self.llm, request)).token_ids
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -23,7 +23,6 @@ from benchmarks.untrained_router import QUESTIONS
 from citer_ray.config import ModelConfig
 from citer_ray.pair.models import load_tokenizer
 
-SHARE = 0.2
 SAMPLED = 1.0  # temperature
 PACED = "engine.factory=benchmarks.paced_pair:build"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.integration.localhost import free_port
+from benchmarks.localhost import free_port
 
 SERVER_START_S = 300
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from openai import OpenAI
 
+from benchmarks.localhost import free_port
 from benchmarks.untrained_router import QUESTIONS, write_router
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import dump_yaml, load_config
@@ -23,7 +24,6 @@ from citer_ray.label_rows import rows_to_table
 from citer_ray.label_store import LabelStore
 from citer_ray.preparation import prepare
 from tests.integration.labels_here import labels_here
-from tests.integration.localhost import free_port
 from tests.integration.ray_nodes import RayNodes, ray_nodes
 
 pytestmark = pytest.mark.ray

@@ -16,9 +16,10 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 
+from benchmarks.localhost import free_port
 from citer_ray.report import load_report
 from citer_ray.router_artifact import load_router
-from tests.integration.localhost import free_port, wait_until
+from tests.integration.localhost import wait_until
 from tests.integration.mlflow_server import Server
 
 pytestmark = pytest.mark.ray

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from benchmarks.localhost import free_port
 from benchmarks.untrained_router import write_router
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
@@ -26,7 +27,7 @@ from citer_ray.engines.build import build_engine
 from citer_ray.on_ray.serve_app import APP_NAME, build_application
 from citer_ray.policy import Policy
 from citer_ray.preparation import engine_spec, prepare
-from tests.integration.localhost import free_port, wait_until
+from tests.integration.localhost import wait_until
 
 SETTINGS = (
     "serve.on_llm_unavailable=slm",
