@@ -21,6 +21,7 @@ from benchmarks.harness import Options, Result, Suite, machine, results_table
 # Each is a module with `run(options: Options) -> Iterator[Result]`, imported when it is asked for.
 SUITES = {
     "collect": "benchmarks.collect",
+    "commands": "benchmarks.commands",
     "scale": "benchmarks.scale",
     "serving": "benchmarks.serving",
     "vllm": "benchmarks.vllm",

@@ -64,7 +64,8 @@ class Trial:
         command: what ran.
         victim: what was killed.
         moment: when, as a part of the undisturbed command's time.
-        hit: a process that was killed, by its title; None if the command had ended before, or had no such process yet.
+        hit: a process that was killed, by its title; None if the kill came too early or too late.
+        too_early: the command had no such process yet.
         statuses: of the command, from the killed one to the one that ended well.
         left: processes that had outlived their driver by `LEFT_AFTER_S`.
         faults: what differs from the undisturbed run, or went wrong otherwise.
@@ -75,13 +76,15 @@ class Trial:
     victim: Victim
     moment: float
     hit: str | None = None
+    too_early: bool = False
     statuses: list[int] = field(default_factory=list)
     left: int = 0
     faults: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
         """One line."""
-        what = f"killed {self.hit} at {self.moment:.0%}" if self.hit else "nothing to kill any more"
+        nothing = f"nothing to kill {'yet' if self.too_early else 'any more'}"
+        what = f"{f'killed {self.hit}' if self.hit else nothing} at {self.moment:.0%}"
         ends = ", ".join(map(str, self.statuses))
         return f"{self.number:3} {self.command:8} {self.victim:11} {what}; ended with {ends}: " + (
             "; ".join(self.faults) or "as undisturbed"
@@ -147,16 +150,18 @@ def draw_trials(count: int, seed: int) -> list[Trial]:
 
 
 def run_until_hit(trial: Trial, undisturbed: Undisturbed, folder: Path, seed: int) -> Trial:
-    """Run a trial, and again with an earlier kill while the command is faster than the undisturbed one and has ended.
+    """Run a trial, and again with another moment while there was nothing to kill: not yet, or not any more.
 
     Returns:
-        The trial that killed something, or the last one.
+        The trial that killed something, or that had a fault, or the last one.
     """
+    low, high = 0.0, 1.0
     while True:
         run_trial(trial, undisturbed, folder / f"{trial.moment:.3f}" / "run", seed)
-        if trial.hit is not None or trial.moment < EARLIEST:
+        if trial.hit is not None or trial.faults or high - low < EARLIEST:
             return trial
-        trial = Trial(trial.number, trial.command, trial.victim, trial.moment * 0.7)
+        low, high = (trial.moment, high) if trial.too_early else (low, trial.moment)
+        trial = Trial(trial.number, trial.command, trial.victim, (low + high) / 2)
 
 
 def run_trial(trial: Trial, undisturbed: Undisturbed, folder: Path, seed: int) -> None:
@@ -167,6 +172,7 @@ def run_trial(trial: Trial, undisturbed: Undisturbed, folder: Path, seed: int) -
     family: dict[int, psutil.Process] = {}
     _wait_watching(process, trial.moment * undisturbed.seconds[trial.command], family)
     victims = _victims(trial, process, family, np.random.default_rng([seed, trial.number]))
+    trial.too_early = not victims and process.poll() is None
     if victims:
         trial.hit = victims[0][1] if len(victims) == 1 else f"{len(victims)} processes"
         for victim, _ in victims:

@@ -79,6 +79,11 @@ class ServeConfig(Section):
     stream_interval_ms: float = Field(
         40.0, gt=0, description="A stream's chunk gathers the tokens of about this time; the first holds one token."
     )
+    direct_turns: bool = Field(
+        True,
+        description="Visits after a response's first go straight to the replica that holds its KV cache (gRPC between "
+        "the replicas, a port that the system chooses); false sends all of them through Serve.",
+    )
     on_llm_unavailable: Literal["error", "slm"] = Field(
         "error", description="Without the LLM: end the response with an error, or let the SLM write the rest."
     )

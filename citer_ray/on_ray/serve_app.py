@@ -14,13 +14,14 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ray import serve
 from ray.serve import Application, Deployment
-from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from citer_ray.config import CiterConfig
 from citer_ray.config_loading import load_config
 from citer_ray.config_serve import DeploymentConfig
 from citer_ray.errors import ConfigError
+from citer_ray.on_ray.serve_autoscaling import replicas_for_turns
 from citer_ray.on_ray.serve_environment import REPLICA
 from citer_ray.on_ray.serve_ingress import RoutingIngress
 from citer_ray.on_ray.serve_models import LlmReplica, SlmReplica
@@ -85,7 +86,7 @@ def build_application(config: CiterConfig) -> Application:
     if kind == "vllm" and serving.canary_router is not None:
         raise ConfigError("a vLLM engine runs one router: serve.canary_router needs serve.engine: transformers")
     fixed = routers.current.ref if kind == "vllm" and routers.current else None
-    llm = _deployment(LlmReplica, name="LLM", **_options(serving.llm, config, sticky=True)).bind(spec)
+    llm = _deployment(LlmReplica, name="LLM", **_llm_options(config)).bind(spec)
     slm = _deployment(SlmReplica, name="SLM", **_options(serving.slm, config, sticky=True)).bind(spec, llm, fixed)
     ingress = _deployment(
         serve.ingress()(RoutingIngress),
@@ -144,6 +145,15 @@ def _options(deployment: DeploymentConfig, config: CiterConfig, *, sticky: bool)
             look_back_period_s=max(1.0, min(10.0, deployment.upscale_delay_s)),
         )
     }
+
+
+def _llm_options(config: CiterConfig) -> dict[str, Any]:
+    """The LLM's replicas also do turns that Serve does not count."""
+    options = _options(config.serve.llm, config, sticky=True)
+    if "autoscaling_config" in options and config.serve.direct_turns:
+        policy = AutoscalingPolicy(policy_function=replicas_for_turns)
+        options["autoscaling_config"] = options["autoscaling_config"].model_copy(update={"policy": policy})
+    return options
 
 
 def _resources(deployment: DeploymentConfig) -> dict[str, Any]:

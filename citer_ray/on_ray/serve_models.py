@@ -1,8 +1,8 @@
 """The deployments `SLM` and `LLM`: one engine a replica.
 
 The SLM's replica runs the routed loop: its own turns are local, the LLM's are one call each, and the ingress gets one
-stream of reports a response. The LLM's replica holds sessions by key, for the loops in the SLM's replicas, and
-decodes responses of the LLM alone.
+stream of reports a response. The LLM's replica holds sessions by key, for the loops in the SLM's replicas, takes their
+turns through Serve and on its lane, and decodes responses of the LLM alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
 
 from citer_ray.config import Replicas
 from citer_ray.engine import Engine, Sampling, Session, Turn
 from citer_ray.engines.build import EngineSpec, Role, build_engine, limit_threads
 from citer_ray.engines.hf import TransformersEngine
 from citer_ray.errors import RetryableError
+from citer_ray.on_ray.serve_autoscaling import DIRECT_TURNS
 from citer_ray.on_ray.serve_environment import join_logs
+from citer_ray.on_ray.serve_lanes import LaneServer, TurnReply
 from citer_ray.on_ray.serve_metrics import ModelMetrics
-from citer_ray.on_ray.serve_sessions import Limits, ReplicaEngine, TurnCall, TurnReply
+from citer_ray.on_ray.serve_sessions import Limits, ReplicaEngine, TurnCall
 from citer_ray.router_artifact import load_router
 from citer_ray.serving.jobs import Job, Report, RouterRef, scorer_name
 from citer_ray.serving.responding import ResponseSettings, respond
@@ -129,7 +132,8 @@ class SlmReplica(_Model):
     def __init__(self, spec: EngineSpec, llm: DeploymentHandle[Any], router: RouterRef | None = None) -> None:
         super().__init__("slm", spec, router)
         limits = Limits(self._config.turn_timeout_s, self._config.llm_unavailable_after_s)
-        self._llm = ReplicaEngine(llm, spec.max_model_len, limits, self.metrics.visit)
+        node_ip = get_node_ip_address() if self._config.direct_turns else None
+        self._llm = ReplicaEngine(llm, spec.max_model_len, limits, self.metrics.visit, node_ip)
         self._slm = TimedEngine(self._engine, self._config.turn_timeout_s)
         self._loaded: set[str] = set()
         self._loading = asyncio.Lock()
@@ -178,6 +182,7 @@ class LlmReplica(_Model):
         self._sessions: dict[str, _Held] = {}  # least recently used first
         self._turn_ended = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
+        self._lanes = LaneServer(self._continue, self.close_session)
 
     async def respond(self, job: Job) -> AsyncGenerator[Report, None]:
         """Reports of a job of the model `llm`."""
@@ -185,25 +190,36 @@ class LlmReplica(_Model):
             yield report
 
     async def turn(self, request: TurnCall) -> TurnReply:
-        """A turn of a session, which is opened with the first one."""
+        """A turn of a session, through Serve; the first one opens it."""
         request = TurnCall(*request)
-        held = self._sessions.get(request.key)
-        new_ids = request.ids
-        if held is None or held.busy or held.session.num_tokens != request.base:
-            if request.base:
-                return _LOST
-            await self.close_session(request.key)
-            await self._make_room()
-            held = _Held(await self._timed.open(request.ids, request.sampling), time.monotonic())
-            self._sessions[request.key], new_ids = held, []
-            self._sweep()
-        self._sessions[request.key] = self._sessions.pop(request.key)
+        if request.base == 0:
+            held = await self._open(request.key, request.ids, request.sampling)
+            reply = await self._run(request.key, held, [], request.max_tokens)
+        else:
+            reply = await self._continue(request.key, request.base, request.ids, request.max_tokens)
+        return reply if request.caller is None else reply._replace(lane=await self._lanes.address_for(request.caller))
+
+    async def _open(self, key: str, ids: list[int], sampling: Sampling) -> _Held:
+        await self.close_session(key)
+        await self._make_room()
+        held = self._sessions[key] = _Held(await self._timed.open(ids, sampling), time.monotonic())
+        self._sweep()
+        return held
+
+    async def _continue(self, key: str, base: int, ids: list[int], max_tokens: int) -> TurnReply:
+        held = self._sessions.get(key)
+        if held is None or held.busy or held.session.num_tokens != base:
+            return _LOST
+        return await self._run(key, held, ids, max_tokens)
+
+    async def _run(self, key: str, held: _Held, new_ids: list[int], max_tokens: int) -> TurnReply:
+        self._sessions[key] = self._sessions.pop(key)
         held.busy, began = True, time.monotonic()
         try:
-            turn = await held.session.turn(new_ids, request.max_tokens)
+            turn = await held.session.turn(new_ids, max_tokens)
         except BaseException:
-            if self._sessions.get(request.key) is held:
-                del self._sessions[request.key]
+            if self._sessions.get(key) is held:
+                del self._sessions[key]
             await held.session.close()
             raise
         finally:
@@ -223,6 +239,10 @@ class LlmReplica(_Model):
     async def open_sessions(self) -> dict[str, int]:
         """What this process has in use, for tests and for people who look."""
         return {"pid": os.getpid(), "jobs": self.jobs, "llm": len(self._sessions), "kv": self._timed.num_open}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve does not see: turns in progress on lanes. Serve asks for it, for `serve_autoscaling`."""
+        return {DIRECT_TURNS: float(self._lanes.num_turns)}
 
     async def _make_room(self) -> None:
         """Take the KV cache of the session that was idle longest, if there is none left; its owner rebuilds it."""

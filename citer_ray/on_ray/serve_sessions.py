@@ -1,7 +1,8 @@
 """The LLM's replicas as an `Engine`: sessions that follow their KV cache, and are rebuilt where it is lost.
 
-Runs beside the SLM's engine, so that one turn of the LLM is one call. A session keeps the ids itself: if the replica
-died, hangs, was restarted or scaled away, the next one on the ring gets the whole context, and the response goes on.
+Runs beside the SLM's engine, so that one turn of the LLM is one call: through Serve, which picks a replica, and then on
+that replica's lane. A session keeps the ids itself: if the replica died, hangs, was restarted or scaled away, the next
+one on the ring gets the whole context, and the response goes on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from itertools import count
@@ -16,8 +18,9 @@ from typing import Any, NamedTuple
 
 from ray.serve.handle import DeploymentHandle
 
-from citer_ray.engine import Finish, Sampling, Scores, TokenSequence, Turn
+from citer_ray.engine import Sampling, Scores, TokenSequence, Turn
 from citer_ray.on_ray.serve_calls import call, is_retryable
+from citer_ray.on_ray.serve_lanes import Lane, LaneBrokenError, Lanes, TurnReply
 from citer_ray.on_ray.serve_routing import session_id
 from citer_ray.serving.responding import LlmUnavailableError
 
@@ -26,12 +29,13 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class TurnCall(NamedTuple):
-    """A turn, on its way to a replica.
+    """A turn, on its way to a replica through Serve.
 
     Attributes:
         key: of the session.
         base: ids that the replica should hold; 0 opens the session anew.
         ids: the ids after those.
+        caller: IP of the node that wants to know the replica's lane; None wants no lane.
     """
 
     key: str
@@ -39,15 +43,7 @@ class TurnCall(NamedTuple):
     ids: list[int]
     max_tokens: int
     sampling: Sampling
-
-
-class TurnReply(NamedTuple):
-    """What a replica answers; `lost` says that it does not hold the session."""
-
-    lost: bool
-    token_ids: list[int]
-    logprobs: list[float]
-    finish: Finish
+    caller: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +67,7 @@ class ReplicaEngine:
         max_model_len: longest context.
         limits: how long a turn is tried.
         on_turn: is told the seconds of every turn.
+        node_ip: of this node, for turns on lanes; None takes all turns through Serve.
 
     Attributes:
         rebuilds: sessions that were rebuilt so far.
@@ -78,9 +75,15 @@ class ReplicaEngine:
     """
 
     def __init__(
-        self, handle: DeploymentHandle[Any], max_model_len: int, limits: Limits, on_turn: Callable[[float], None]
+        self,
+        handle: DeploymentHandle[Any],
+        max_model_len: int,
+        limits: Limits,
+        on_turn: Callable[[float], None],
+        node_ip: str | None = None,
     ) -> None:
-        self.handle, self.limits, self.on_turn = handle, limits, on_turn
+        self.handle, self.limits, self.on_turn, self.node_ip = handle, limits, on_turn, node_ip
+        self.lanes = Lanes()
         self.max_model_len = max_model_len
         self.rebuilds = self.num_open = 0
         self._keys = count()
@@ -124,6 +127,7 @@ class ReplicaSession:
         self._attempt = 0
         self._asked = self._closed = False
         self._handle = self._pinned()
+        self._lane: Lane | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -146,17 +150,15 @@ class ReplicaSession:
         self._closed = True
         self._engine.num_open -= 1
         if self._asked:  # a turn that was cancelled may have been answered meanwhile
-            self._engine.in_background(self._forget(self._handle))
+            self._engine.in_background(self._forget(self._handle, self._lane))
 
     async def _until_answered(self, max_tokens: int, began: float) -> TurnReply:
         limits = self._engine.limits
         while True:
             base, self._held, self._asked = self._held, 0, True
-            request = TurnCall(self._key, base, self._ids[base:], max_tokens, self._sampling)
             left = limits.unavailable_after_s - (time.monotonic() - began)
             try:
-                response = self._handle.turn.remote(request)
-                reply = TurnReply(*await call(response, max(0.05, min(limits.turn_timeout_s, left))))
+                reply = await self._ask(base, max_tokens, max(0.05, min(limits.turn_timeout_s, left)))
             except Exception as error:
                 if not is_retryable(error):
                     raise
@@ -166,6 +168,22 @@ class ReplicaSession:
                 return reply
             self._engine.rebuilds += 1
 
+    async def _ask(self, base: int, max_tokens: int, timeout_s: float) -> TurnReply:
+        """Have the turn done by the replica that holds the session, or, with a base of 0, by any."""
+        lane, self._lane = self._lane, None
+        if lane is not None and base:
+            try:
+                reply = await lane.turn(self._key, base, self._ids[base:], max_tokens, timeout_s)
+            except LaneBrokenError:
+                self._engine.lanes.give_up(lane)
+            else:
+                self._lane = lane
+                return reply
+        request = TurnCall(self._key, base, self._ids[base:], max_tokens, self._sampling, self._engine.node_ip)
+        reply = TurnReply(*await call(self._handle.turn.remote(request), timeout_s))
+        self._lane = self._engine.lanes.get(reply.lane)
+        return reply
+
     async def _next_replica(self, error: Exception, base: int, began: float) -> None:
         limits = self._engine.limits
         seconds = time.monotonic() - began
@@ -173,7 +191,7 @@ class ReplicaSession:
             raise LlmUnavailableError(
                 f"no replica of the LLM answered for {seconds:.1f} s; the last failure: {type(error).__name__}: {error}"
             ) from error
-        self._engine.in_background(self._forget(self._handle))
+        self._engine.in_background(self._forget(self._handle, None))
         self._engine.rebuilds += base > 0
         self._attempt += 1
         self._handle = self._pinned()
@@ -182,8 +200,12 @@ class ReplicaSession:
     def _pinned(self) -> DeploymentHandle[Any]:
         return self._engine.handle.options(session_id=session_id(self._key, self._attempt))
 
-    async def _forget(self, handle: DeploymentHandle[Any]) -> None:
+    async def _forget(self, handle: DeploymentHandle[Any], lane: Lane | None) -> None:
         try:
+            if lane is not None:
+                with suppress(LaneBrokenError):
+                    await lane.close_session(self._key, _CLOSE_TIMEOUT_S)
+                    return
             await call(handle.close_session.remote(self._key), _CLOSE_TIMEOUT_S)
         except Exception as error:
             if not is_retryable(error):

@@ -47,6 +47,7 @@ def test_short_run_compares_equal_work(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("suite", "parts"),
     [
+        ("commands", ("quickstart", "evaluate")),
         ("scale", ("workers:", "gpus:", "memory:")),
         ("serving", ("embedded:", "bigger:", "paced:")),
         pytest.param("vllm", ("paced", "router head", "vLLM, embedded"), marks=pytest.mark.vllm),

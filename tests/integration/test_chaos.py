@@ -28,7 +28,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 )
 def test_a_killed_run_ends_as_the_undisturbed_one(trial: Trial, undisturbed: Undisturbed, tmp_path: Path) -> None:
     trial = run_until_hit(trial, undisturbed, tmp_path, SEED)
-    assert trial.hit is not None, "it was over before every kill"
+    assert trial.hit is not None, "no moment had anything to kill"
     assert trial.faults == [] and trial.left == 0, trial.summary()
 
 
