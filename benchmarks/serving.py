@@ -84,31 +84,16 @@ def _bigger(folder: Path, options: Options) -> Iterator[Result]:
         yield from _latency("bigger", config, router, address, options, 1.15, tokens[0])
         threshold = serving_pairs.threshold_for(address, _SHARE, tokens[0], serving_pairs.SAMPLED)
         repeats, targets = (1, None) if options.short else (options.repeats, (0.75, 1.47))
-        yield from serving_pairs.against_llm_alone(
-            "bigger: 1 stream over HTTP",
-            address,
-            threshold,
-            1,
-            tokens,
-            repeats,
-            targets,
-            temperature=serving_pairs.SAMPLED,
-        )
+        yield from serving_pairs.bigger_against_llm_alone(address, threshold, tokens, repeats, targets)
 
 
 def _paced(folder: Path, options: Options) -> Iterator[Result]:
-    tokens = (50, 20) if options.short else (250, 100)
+    seconds = 2.0 if options.short else 15.0
+    targets = None if options.short else (0.65, 2.0)
     with _served(folder, [serving_pairs.PACED]) as (_, _, address):
         for streams in (4, 32):
-            yield from serving_pairs.against_llm_alone(
-                f"paced: {streams} streams over HTTP",
-                address,
-                _SHARE,
-                streams,
-                tokens,
-                options.repeats,
-                None if options.short else (0.65, 2.0),
-                serving_pairs.paced_steps,
+            yield from serving_pairs.paced_against_llm_alone(
+                address, streams, _SHARE, seconds, options.repeats, targets
             )
 
 

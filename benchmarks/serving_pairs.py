@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -72,74 +72,127 @@ def threshold_for(address: str, share: float, tokens: int, temperature: float) -
         return best[1]
 
 
-def against_llm_alone(
-    name: str,
-    address: str,
-    threshold: float,
-    streams: int,
-    tokens: tuple[int, int],
-    repeats: int,
-    targets: tuple[float, float] | None,
-    step_ratio: Callable[[float, float], tuple[float, float]] | None = None,
-    temperature: float = 0.0,
+def bigger_against_llm_alone(
+    address: str, threshold: float, tokens: tuple[int, int], repeats: int, targets: tuple[float, float] | None
 ) -> Iterator[Quotient]:
-    """Routed streams over HTTP against the LLM alone, and the part of the ideal that is reached.
+    """One routed stream of the bigger pair against the LLM alone, and the part of the ideal that is reached.
 
     Args:
-        name: for the table.
         address: of the server.
         threshold: of routed requests.
-        streams: at the same time.
         tokens: of one routed response, and of one of the LLM alone.
         repeats: turns.
         targets: of the ideal, and against the LLM alone; None is not judged.
-        step_ratio: seconds of a step of either model from those that a token of the SLM and of the LLM alone took over
-            HTTP; None takes these.
-        temperature: of all requests.
     """
-    rates: list[tuple[float, float, float]] = []
+    rates: list[tuple[float, ...]] = []
     shares: list[float] = []
     for _ in range(repeats):
-        routed, share = asyncio.run(_rate(address, "routed", streams, tokens[0], threshold, temperature))
-        alone, _ = asyncio.run(_rate(address, "llm", streams, tokens[1], threshold, temperature))
-        slm, _ = asyncio.run(_rate(address, "slm", streams, tokens[0], threshold, temperature))
-        rates.append((routed, alone, slm))
-        shares.append(share)
-    routed, alone, slm = (statistics.median(column) for column in zip(*rates, strict=True))
-    share = statistics.mean(shares)
-    # Seconds a token of one stream.
-    slm_step, llm_step = streams / slm, streams / alone
-    if step_ratio is not None:
-        slm_step, llm_step = step_ratio(slm_step, llm_step)
-    ideal = streams / (slm_step + share * llm_step)
-    facts = {"share": round(share, 3), "slm_step_s": slm_step, "llm_step_s": llm_step, "rates": rates}
+        routed, alone, slm = (
+            asyncio.run(_one_response(address, model, length, threshold))
+            for model, length in (("routed", tokens[0]), ("llm", tokens[1]), ("slm", tokens[0]))
+        )
+        rates.append((routed.rate, alone.rate, slm.rate))
+        shares.append(routed.share)
+    alone_rate, slm_rate = (statistics.median(column) for column in list(zip(*rates, strict=True))[1:])
+    seconds = Steps(1 / slm_rate, 1 / alone_rate)
+    yield from _quotients("bigger: 1 stream over HTTP", 1, rates, statistics.mean(shares), seconds, targets)
+
+
+def paced_against_llm_alone(
+    address: str, streams: int, share: float, seconds: float, repeats: int, targets: tuple[float, float] | None
+) -> Iterator[Quotient]:
+    """The same for streams on paced engines, whose steps are known; streams follow each other, and a window counts.
+
+    Args:
+        address: of the server.
+        streams: at the same time.
+        share: of the LLM.
+        seconds: of the window.
+        repeats: turns.
+        targets: of the ideal, and against the LLM alone; None is not judged.
+    """
+    rates: list[tuple[float, ...]] = []
+    shares: list[float] = []
+    for _ in range(repeats):
+        routed, alone = (
+            asyncio.run(_window(address, model, streams, length, share, seconds))
+            for model, length in (("routed", 250), ("llm", 100))
+        )
+        rates.append((routed.rate, alone.rate))
+        shares.append(routed.share)
+    known = Steps(SECONDS["slm"], SECONDS["llm"])
+    name = f"paced: {streams} streams over HTTP"
+    yield from _quotients(name, streams, rates, statistics.mean(shares), known, targets)
+
+
+class Steps(NamedTuple):
+    """Seconds of a pass of either model."""
+
+    slm: float
+    llm: float
+
+
+class _Rate(NamedTuple):
+    """Tokens a second of all streams together, and their LLM share."""
+
+    rate: float
+    share: float
+
+
+def _quotients(
+    name: str,
+    streams: int,
+    rates: list[tuple[float, ...]],
+    share: float,
+    seconds: Steps,
+    targets: tuple[float, float] | None,
+) -> Iterator[Quotient]:
+    routed, alone = (statistics.median(column) for column in list(zip(*rates, strict=True))[:2])
+    ideal = streams / (seconds.slm + share * seconds.llm)
+    facts = {"share": round(share, 3), "slm_step_s": seconds.slm, "llm_step_s": seconds.llm, "rates": rates}
     of_ideal, over_llm = targets or (None, None)
     yield Quotient(f"{name}: of the ideal", routed, ideal, "tokens/s", of_ideal, settings=facts)
     yield Quotient(f"{name}: against LLM only", routed, alone, "tokens/s", over_llm, settings=facts)
 
 
-def paced_steps(slm: float, llm: float) -> tuple[float, float]:
-    """Seconds of a pass, which paced engines have by definition."""
-    return SECONDS["slm"], SECONDS["llm"]
-
-
-async def _rate(
-    address: str, model: str, streams: int, tokens: int, threshold: float, temperature: float
-) -> tuple[float, float]:
-    """Tokens a second of all streams together, and their LLM share."""
+async def _one_response(address: str, model: str, tokens: int, threshold: float) -> _Rate:
     async with httpx.AsyncClient(base_url=address, timeout=600) as http:
-
-        async def one(index: int) -> float:
-            routing = {"threshold": threshold} if model == "routed" else {}
-            body = _body(model, index, tokens, routing, temperature)
-            response = await http.post("/v1/chat/completions", json=body)
-            response.raise_for_status()
-            return float(response.json()["usage"]["citer"]["llm_share"])
-
-        work: list[Coroutine[Any, Any, float]] = [one(index) for index in range(streams)]
         began = time.perf_counter()
-        shares = await asyncio.gather(*work)
-        return streams * tokens / (time.perf_counter() - began), statistics.mean(shares)
+        share = await _ask(http, model, 0, tokens, threshold, SAMPLED)
+        return _Rate(tokens / (time.perf_counter() - began), share)
+
+
+async def _window(address: str, model: str, streams: int, tokens: int, share: float, seconds: float) -> _Rate:
+    """Responses one after the other in each stream, counted in a window after they have fallen out of step.
+
+    A response that reaches beyond the window counts in part. Without a window the last responses would be decoded by
+    ever fewer streams.
+    """
+    spans: list[tuple[float, float, float]] = []
+    async with httpx.AsyncClient(base_url=address, timeout=600) as http:
+        clock = time.perf_counter
+        first = clock() + seconds / 3
+        last = first + seconds
+
+        async def one(index: int) -> None:
+            while (began := clock()) < last:
+                found = await _ask(http, model, index, tokens, share, 0.0)
+                spans.append((began, clock(), found))
+
+        await asyncio.gather(*(one(index) for index in range(streams)))
+    counted = [tokens * max(0.0, min(end, last) - max(began, first)) / (end - began) for began, end, _ in spans]
+    by_llm = sum(number * found for number, (_, _, found) in zip(counted, spans, strict=True))
+    return _Rate(sum(counted) / seconds, by_llm / sum(counted))
+
+
+async def _ask(
+    http: httpx.AsyncClient, model: str, index: int, tokens: int, threshold: float, temperature: float
+) -> float:
+    """A response of a stream, which is not kept; returns its LLM share."""
+    routing = {"threshold": threshold} if model == "routed" else {}
+    response = await http.post("/v1/chat/completions", json=_body(model, index, tokens, routing, temperature))
+    response.raise_for_status()
+    return float(response.json()["usage"]["citer"]["llm_share"])
 
 
 def _body(model: str, index: int, tokens: int, routing: dict[str, float], temperature: float) -> dict[str, Any]:
