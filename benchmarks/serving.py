@@ -112,12 +112,24 @@ def _latency(
         note, facts = f"{same}/{len(QUESTIONS)}", {"llm_share": share, "tokens": tokens, "repeats": repeats}
         pairs = [(_seconds(client.routed, q), _seconds(alone.routed, q)) for _ in range(repeats) for q in QUESTIONS]
         yield _quotient(f"{name}: HTTP over in-process, wall time", pairs, options.short, target, note, facts)
-        pairs = [(client.first("routed", q), client.first("slm", q)) for _ in range(2 * repeats) for q in QUESTIONS]
-        yield _quotient(f"{name}: first token, routed over SLM alone", pairs, options.short, 1.3, "", facts)
+        yield from _first_tokens(name, client, options, repeats)
+
+
+def _first_tokens(name: str, client: _Client, options: Options, repeats: int) -> Iterator[Result]:
+    """Of a dozen prompts, as many of which begin with a visit as it happens; and of those alone."""
+    prompts = [f"{question} {index}" for index in range(4) for question in QUESTIONS]
+    by_llm = [client.first_writer(prompt) == "llm" for prompt in prompts]
+    times = [[(client.first("routed", one), client.first("slm", one)) for one in prompts] for _ in range(repeats)]
+    note = f"{sum(by_llm)} of {len(prompts)} by the LLM"
+    pairs = [pair for turn in times for pair in turn]
+    yield _quotient(f"{name}: first token, routed over SLM alone", pairs, options.short, 1.3, note, {})
+    visited = [pair for turn in times for pair, visits in zip(turn, by_llm, strict=True) if visits]
+    if visited:
+        yield _quotient(f"{name}: the LLM's first tokens alone", visited, options.short, None, "", {})
 
 
 def _quotient(
-    name: str, pairs: list[tuple[float, float]], short: bool, target: float, note: str, facts: dict[str, Any]
+    name: str, pairs: list[tuple[float, float]], short: bool, target: float | None, note: str, facts: dict[str, Any]
 ) -> Quotient:
     ours, reference = (statistics.median(side) for side in zip(*pairs, strict=True))
     settings = facts | {"ours_ms": [a * 1000 for a, _ in pairs], "reference_ms": [b * 1000 for _, b in pairs]}
@@ -147,8 +159,17 @@ class _Client:
 
     def ids(self, question: str) -> list[int]:
         """Its tokens."""
-        choice = self.routed(question, citer={"trace": True})["choices"][0]
-        return [token["id"] for token in choice["citer"]["tokens"]]
+        return [token["id"] for token in self._tokens(question)]
+
+    def first_writer(self, question: str) -> str:
+        """Who writes its first token."""
+        return str(self._tokens(question, max_tokens=1)[0]["writer"])
+
+    def _tokens(self, question: str, **fields: Any) -> list[dict[str, Any]]:
+        tokens: list[dict[str, Any]] = self.routed(question, citer={"trace": True}, **fields)["choices"][0]["citer"][
+            "tokens"
+        ]
+        return tokens
 
     def share(self, question: str) -> float:
         """Its LLM share."""
