@@ -116,20 +116,18 @@ def _latency(
 
 
 def _first_tokens(name: str, client: _Client, options: Options, repeats: int) -> Iterator[Result]:
-    """Of a dozen prompts, as many of which begin with a visit as it happens; and of those alone."""
+    """Of a dozen prompts: those whose first token the SLM writes, and those that begin with a visit."""
     prompts = [f"{question} {index}" for index in range(4) for question in QUESTIONS]
-    by_llm = [client.first_writer(prompt) == "llm" for prompt in prompts]
-    times = [[(client.first("routed", one), client.first("slm", one)) for one in prompts] for _ in range(repeats)]
-    note = f"{sum(by_llm)} of {len(prompts)} by the LLM"
-    pairs = [pair for turn in times for pair in turn]
-    yield _quotient(f"{name}: first token, routed over SLM alone", pairs, options.short, 1.3, note, {})
-    visited = [pair for turn in times for pair, visits in zip(turn, by_llm, strict=True) if visits]
-    if visited:
-        yield _quotient(f"{name}: the LLM's first tokens alone", visited, options.short, None, "", {})
+    writers = {prompt: client.first_writer(prompt) for prompt in prompts}
+    for writer in sorted(set(writers.values())):
+        chosen = [prompt for prompt in prompts if writers[prompt] == writer]
+        pairs = [(client.first("routed", one), client.first("slm", one)) for _ in range(repeats) for one in chosen]
+        title = f"{name}: first token by the {writer.upper()}, over the SLM's alone"
+        yield _quotient(title, pairs, options.short, 1.3, f"{len(chosen)} of {len(prompts)} prompts", {})
 
 
 def _quotient(
-    name: str, pairs: list[tuple[float, float]], short: bool, target: float | None, note: str, facts: dict[str, Any]
+    name: str, pairs: list[tuple[float, float]], short: bool, target: float, note: str, facts: dict[str, Any]
 ) -> Quotient:
     ours, reference = (statistics.median(side) for side in zip(*pairs, strict=True))
     settings = facts | {"ours_ms": [a * 1000 for a, _ in pairs], "reference_ms": [b * 1000 for _, b in pairs]}
@@ -166,9 +164,8 @@ class _Client:
         return str(self._tokens(question, max_tokens=1)[0]["writer"])
 
     def _tokens(self, question: str, **fields: Any) -> list[dict[str, Any]]:
-        tokens: list[dict[str, Any]] = self.routed(question, citer={"trace": True}, **fields)["choices"][0]["citer"][
-            "tokens"
-        ]
+        choice = self.routed(question, citer={"trace": True}, **fields)["choices"][0]
+        tokens: list[dict[str, Any]] = choice["citer"]["tokens"]
         return tokens
 
     def share(self, question: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from citer_ray.policy import AlwaysLlm, Threshold, Writer
 from citer_ray.serving.api_errors import ApiError
 from citer_ray.serving.jobs import Job, Report, Run
 from citer_ray.serving.responding import LlmUnavailableError
+from tests.unit.serve_handles import FakeMethod, score_of, token_of
 
 LIMITS = Limits(turn_timeout_s=0.05, unavailable_after_s=1.0)
 
@@ -30,19 +31,6 @@ LIMITS = Limits(turn_timeout_s=0.05, unavailable_after_s=1.0)
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_sessions, "_PAUSE_S", 0.0)
-
-
-class FakeResponse:
-    """An awaitable that can be cancelled, as a `DeploymentResponse`."""
-
-    def __init__(self, work: Any) -> None:
-        self._task = asyncio.ensure_future(work)
-
-    def __await__(self) -> Any:
-        return self._task.__await__()
-
-    def cancel(self) -> None:
-        self._task.cancel()
 
 
 class FakeReplicas:
@@ -84,24 +72,8 @@ class FakeReplicas:
 
 class _Pinned:
     def __init__(self, replicas: FakeReplicas, where: str) -> None:
-        self.turn = _Method(lambda call: replicas.turn(where, call))
-        self.close_session = _Method(lambda key: replicas.close_session(where))
-
-
-class _Method:
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def remote(self, *args: Any) -> FakeResponse:
-        return FakeResponse(self._function(*args))
-
-
-def token_of(ids: Sequence[int]) -> int:
-    return 10 + sum(ids) % 50
-
-
-def score_of(ids: Sequence[int]) -> float:
-    return 0.1 if sum(ids) % 3 == 0 else 0.9
+        self.turn = FakeMethod(lambda call: replicas.turn(where, call))
+        self.close_session = FakeMethod(lambda key: replicas.close_session(where))
 
 
 @pytest.mark.parametrize(
