@@ -86,6 +86,7 @@ class ModelMetrics:
             "citer_turn_seconds", "Seconds of a turn of the LLM, in its replica.", _SECONDS, ("role",)
         )
         self._visit = Histogram("citer_visit_seconds", "Seconds of a visit, seen from the SLM.", _SECONDS, ("role",))
+        self._direct = Counter("citer_direct_visits", "Visits that came on lanes, past Serve's router.", ("role",))
         self._written = Counter("citer_visit_tokens", "Tokens written in visits.", ("role",))
 
     def jobs(self, count: int) -> None:
@@ -100,6 +101,10 @@ class ModelMetrics:
         """A visit, in the LLM's replica."""
         self._turn.observe(max(seconds, 1e-9), self._tags)
         self._written.inc(max(tokens, 1), self._tags)
+
+    def direct_visit(self) -> None:
+        """A visit that came on a lane, in the LLM's replica."""
+        self._direct.inc(1, self._tags)
 
     def visit(self, seconds: float) -> None:
         """A visit, with the way to the LLM and back."""

@@ -182,7 +182,7 @@ class LlmReplica(_Model):
         self._sessions: dict[str, _Held] = {}  # least recently used first
         self._turn_ended = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
-        self._lanes = LaneServer(self._continue, self.close_session)
+        self._lanes = LaneServer(self._turn_on_lane, self.close_session)
 
     async def respond(self, job: Job) -> AsyncGenerator[Report, None]:
         """Reports of a job of the model `llm`."""
@@ -198,6 +198,10 @@ class LlmReplica(_Model):
         else:
             reply = await self._continue(request.key, request.base, request.ids, request.max_tokens)
         return reply if request.caller is None else reply._replace(lane=await self._lanes.address_for(request.caller))
+
+    async def _turn_on_lane(self, key: str, base: int, ids: list[int], max_tokens: int) -> TurnReply:
+        self.metrics.direct_visit()
+        return await self._continue(key, base, ids, max_tokens)
 
     async def _open(self, key: str, ids: list[int], sampling: Sampling) -> _Held:
         await self.close_session(key)

@@ -141,7 +141,7 @@ def test_metrics_are_exported(server: Server) -> None:
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     names = (
         "tokens_total llm_share_bucket p_slm_bucket visits_total turn_seconds_bucket visit_seconds_bucket "
-        "first_token_seconds_bucket inter_token_seconds_bucket requests_total responses_in_flight"
+        "direct_visits_total first_token_seconds_bucket inter_token_seconds_bucket requests_total responses_in_flight"
     )
     wanted = [f"ray_citer_{name}" for name in names.split()]
     wait_until(lambda: all(name in httpx.get(url, timeout=30).text for name in wanted), 60, f"metrics {wanted}")
