@@ -184,9 +184,7 @@ class _Client:
 
     def _body(self, question: str, model: str) -> dict[str, Any]:
         routing = {"threshold": self.threshold} if model == "routed" else {}
-        messages = [{"role": "user", "content": question}]
-        common = {"temperature": 0, "ignore_eos": True, "max_tokens": self.tokens}
-        return {"model": model, "messages": messages, **common, **routing}
+        return serving_pairs.chat_body(model, question, self.tokens, temperature=0, **routing)
 
 
 @dataclass(frozen=True)

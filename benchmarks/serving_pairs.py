@@ -196,12 +196,11 @@ async def _ask(
 
 
 def _body(model: str, index: int, tokens: int, routing: dict[str, float], temperature: float) -> dict[str, Any]:
-    return {
-        "model": model,
-        "messages": [{"role": "user", "content": f"{QUESTIONS[index % len(QUESTIONS)]} {index}"}],
-        "temperature": temperature,
-        "seed": index,
-        "ignore_eos": True,
-        "max_tokens": tokens,
-        **routing,
-    }
+    content = f"{QUESTIONS[index % len(QUESTIONS)]} {index}"
+    return chat_body(model, content, tokens, temperature=temperature, seed=index, **routing)
+
+
+def chat_body(model: str, content: str, tokens: int, **fields: object) -> dict[str, Any]:
+    """A request for exactly so many tokens."""
+    messages = [{"role": "user", "content": content}]
+    return {"model": model, "messages": messages, "ignore_eos": True, "max_tokens": tokens, **fields}
