@@ -29,8 +29,8 @@ from citer_ray.engines.vllm_speculative import SpeculationRow, measure_speculati
 from citer_ray.policy import AlwaysLlm, Policy, random_policy
 from citer_ray.router import Router
 
-# About 256 both-wrong states: 15 a problem on the embedded pair, a tenth of 80 positions on the random one.
-EMBEDDED = Plan(60, 4, 16, score_target=25, rollout_target=10)
+# About 256 both-wrong states: 3 a problem on the embedded pair, a tenth of 80 positions on the random one.
+EMBEDDED = Plan(78, 4, 16, score_target=25, rollout_target=10)
 RANDOM = Plan(32, 1, 8, score_target=8, rollout_target=5)
 SHORT = Plan(3, 1, 2, score_target=None, rollout_target=None)
 _SEEDS = (1, 2, 3)

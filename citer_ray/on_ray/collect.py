@@ -23,7 +23,7 @@ import ray.data
 
 from citer_ray.config import Replicas
 from citer_ray.engine import Engine
-from citer_ray.engines.build import EngineSpec, build_engine, build_pair, limit_threads
+from citer_ray.engines.build import EngineSpec, build_engine, build_pair, freeze_startup_objects, limit_threads
 from citer_ray.errors import DataError
 from citer_ray.examples import Example, LoadedExamples, QuarantinedRow
 from citer_ray.label_rows import LabelRow, rows_to_table
@@ -102,6 +102,7 @@ class SlmWorker(_Worker):
     def __init__(self, plan: CollectPlan) -> None:
         super().__init__(plan, plan.spec.config.collect.slm)
         self._engine = build_engine("slm", plan.spec, purpose="score", worker=plan.spec.config.collect.slm)
+        freeze_startup_objects()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         examples, chunk = examples_from_json(row["examples"]), int(row["chunk"])
@@ -129,6 +130,7 @@ class LlmWorker(_Worker):
     def __init__(self, plan: CollectPlan) -> None:
         super().__init__(plan, plan.spec.config.collect.llm)
         self._engine = build_engine("llm", plan.spec, purpose="score", worker=plan.spec.config.collect.llm)
+        freeze_startup_objects()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         if not row["rows"]:
@@ -144,6 +146,7 @@ class DecideWorker(_Worker):
         super().__init__(plan, plan.spec.config.collect.rollouts)
         self._slm, self._llm = plan.engines_of_rollouts()
         self._store = LabelStore(plan.labels)
+        freeze_startup_objects()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         chunk = int(row["chunk"])

@@ -21,7 +21,7 @@ from citer_ray.config import RouterConfig
 from citer_ray.cost import ModelCost, PairCost, RouterCost
 from citer_ray.decoding import Trace
 from citer_ray.engine import TokenSequence
-from citer_ray.engines.build import EngineSpec, build_evaluated_pair, limit_threads
+from citer_ray.engines.build import EngineSpec, build_evaluated_pair, freeze_startup_objects, limit_threads
 from citer_ray.evaluation import Decoder, Setting
 from citer_ray.label_rows import LabelRow
 from citer_ray.label_transport import rows_from_bytes, rows_to_bytes
@@ -69,6 +69,7 @@ class EvaluationWorker:
         self._slm, self._llm = build_evaluated_pair(spec, worker=workers)
         self._loaded: dict[str, str | None] = {}
         self._router_costs: dict[str, RouterCost] = {}
+        freeze_startup_objects()
 
     def ready(self) -> bool:
         """True once the models are loaded."""
