@@ -48,7 +48,7 @@ def run(options: Options) -> Iterator[Result]:
         return
     for name in options.pairs:
         plan = SHORT if options.short else {"embedded": EMBEDDED, "random": RANDOM}[name]
-        with vllm_pair(make_pair(name, plan.examples, options.short)) as pair:
+        with vllm_pair(make_pair(name, plan.examples, options.short), compiled=not options.short) as pair:
             yield from _pair_results(name, pair, plan, options)
 
 

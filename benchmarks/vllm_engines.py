@@ -31,10 +31,12 @@ class VLLMPair(BenchmarkPair):
 
     Attributes:
         folder: where the weights are written.
+        compiled: vLLM compiles the models, which is its default; without, engines start sooner.
         started: the engines so far.
     """
 
     folder: Path = Path()
+    compiled: bool = True
     started: dict[tuple[Role, Purpose], VLLMEngine] = field(default_factory=dict)
 
     async def engine(self, model: PreTrainedModel, purpose: Purpose = "decode") -> Engine:
@@ -71,7 +73,7 @@ class VLLMPair(BenchmarkPair):
                 max_model_len=MAX_MODEL_LEN,
                 max_num_seqs=256,
                 kv_cache_gib=1.0,
-                enforce_eager=True,
+                enforce_eager=not self.compiled,
                 cores=core_of(role),
                 speculation=speculation,
                 extra={"max_num_batched_tokens": 4096},
@@ -91,11 +93,11 @@ def core_of(role: Role) -> tuple[int, ...]:
 
 
 @contextmanager
-def vllm_pair(pair: BenchmarkPair) -> Iterator[VLLMPair]:
+def vllm_pair(pair: BenchmarkPair, *, compiled: bool) -> Iterator[VLLMPair]:
     """The pair with vLLM engines, which are stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
         values = {one.name: getattr(pair, one.name) for one in fields(pair)}
-        made = VLLMPair(**{**values, "name": f"vLLM, {pair.name}"}, folder=Path(folder))
+        made = VLLMPair(**{**values, "name": f"vLLM, {pair.name}"}, folder=Path(folder), compiled=compiled)
         try:
             yield made
         finally:
