@@ -25,7 +25,7 @@ from citer_ray.policy import AlwaysLlm, Policy, Writer, random_policy
 SHARE = 0.2
 PROMPT = 32  # tokens
 _FREE = Sampling(ignore_eos=True)
-_VISIT_TOKENS = round(1 / SHARE)  # that a visit reads: what the SLM wrote, and the LLM's token before
+_FILLER = 7  # a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ def _against_the_ideal(name: str, turns: list[Turn], share: float, judged: bool)
 
 async def _turn(slm: VLLMEngine, llm: VLLMEngine, prompts: list[list[int]], work: Work, seed: int) -> Turn:
     """Both ways once, and the passes' times beside them, since the machine's other load comes and goes."""
+    alone, _ = await _timed(slm, llm, prompts, AlwaysLlm(), work.llm_tokens)
+    routed, traces = await _timed(slm, llm, prompts, random_policy(SHARE, seed), work.routed_tokens)
     times = PassTimes(
         slm_step=await _step_seconds(slm, prompts[0], work.timed_passes),
         llm_step=await _step_seconds(llm, prompts[0], max(work.timed_passes // 2, 2)),
-        visit=await _visit_seconds(llm, prompts[0], max(work.timed_passes // 2, 2)),
+        visit=await _visit_seconds(llm, traces[0]),
     )
-    alone, _ = await _timed(slm, llm, prompts, AlwaysLlm(), work.llm_tokens)
-    routed, traces = await _timed(slm, llm, prompts, random_policy(SHARE, seed), work.routed_tokens)
     return routed, alone, traces, times
 
 
@@ -162,16 +162,21 @@ async def _step_seconds(engine: VLLMEngine, prompt: list[int], count: int) -> fl
     return seconds / count
 
 
-async def _visit_seconds(engine: VLLMEngine, prompt: list[int], count: int) -> float:
-    """Seconds of a turn that reads as many tokens as a visit does, and writes one."""
-    session = await engine.open(prompt, _FREE)
-    await session.turn([], 1)
+async def _visit_seconds(engine: VLLMEngine, trace: Trace) -> float:
+    """Mean seconds of the visits of a response, done once more without the SLM between them.
+
+    Of the same lengths: on a CPU a pass over many tokens takes longer, so the mean visit takes longer than a visit of
+    mean length.
+    """
+    first, *others = [one.new_tokens for one in trace.passes if one.writer is Writer.LLM]
+    session = await engine.open([_FILLER] * first, _FREE)
     began = time.perf_counter()
-    for _ in range(count):
-        await session.turn([7] * _VISIT_TOKENS, 1)
+    await session.turn([], 1)
+    for number in others:
+        await session.turn([_FILLER] * number, 1)
     seconds = time.perf_counter() - began
     await session.close()
-    return seconds / count
+    return seconds / (1 + len(others))
 
 
 def _prompts(count: int, vocab_size: int) -> list[list[int]]:
