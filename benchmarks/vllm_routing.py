@@ -19,6 +19,7 @@ from benchmarks.harness import Comparison, Quotient, Result, Run
 from benchmarks.vllm_engines import VLLMPair
 from citer_ray.decoding import Request, Trace, decode_many
 from citer_ray.engine import Sampling
+from citer_ray.engines.build import freeze_startup_objects
 from citer_ray.engines.vllm_engine import VLLMEngine
 from citer_ray.policy import AlwaysLlm, Policy, Writer, random_policy
 
@@ -58,6 +59,7 @@ def measure_routing(pair: VLLMPair, work: Work, streams: Sequence[int], repeats:
     for number in streams:
         work = whole if number == 1 else whole.of_several()
         asyncio.run(_warm_up(slm, llm, prompts[:number]))
+        freeze_startup_objects()  # as workers do
         turns = [asyncio.run(_turn(slm, llm, prompts[:number], work, seed)) for seed in range(repeats)]
         name = f"{pair.name}: routed, {number} stream{'s' if number > 1 else ''}"
         routed, alone = [turn[0] for turn in turns], [turn[1] for turn in turns]
