@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import math
 import os
 import secrets
@@ -23,6 +24,8 @@ from ray.util import get_node_ip_address
 
 from citer_ray.engine import Finish
 from citer_ray.errors import RetryableError
+
+logger = logging.getLogger(__name__)
 
 _SERVICE = "citer_ray.Lane"
 _KEY = "authorization"
@@ -76,33 +79,40 @@ class LaneServer:
     def __init__(self, turn: Turn, close: Close) -> None:
         self._do_turn, self._do_close = turn, close
         self._token = secrets.token_hex(16)
-        self._listening: dict[str, asyncio.Task[tuple[grpc.aio.Server, str]]] = {}  # by host
+        self._listening: dict[str, asyncio.Task[tuple[grpc.aio.Server, str] | None]] = {}  # by host
         self.num_turns = 0
 
     async def address_for(self, caller: str) -> LaneAddress | None:
-        """The lane for a caller on the node of this IP; None where Ray encrypts its calls, which lanes do not."""
+        """The lane for a caller on the node of this IP.
+
+        None where it cannot listen, and where Ray encrypts its calls, which lanes do not.
+        """
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
             return None
         own = get_node_ip_address()
         host = _LOCALHOST if caller == own else own
         if host not in self._listening:
             self._listening[host] = asyncio.create_task(self._listen(host))
-        _, target = await asyncio.shield(self._listening[host])
-        return LaneAddress(target, self._token)
+        found = await asyncio.shield(self._listening[host])
+        return None if found is None else LaneAddress(found[1], self._token)
 
     async def close(self) -> None:
         """Stop listening; turns in progress are cancelled."""
         for task in self._listening.values():
-            server, _ = await task
-            await server.stop(None)
+            if (found := await task) is not None:
+                await found[0].stop(None)
 
-    async def _listen(self, host: str) -> tuple[grpc.aio.Server, str]:
+    async def _listen(self, host: str) -> tuple[grpc.aio.Server, str] | None:
         server = grpc.aio.server()
         methods = {"Turn": self._turn, "Close": self._close}
         handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
         address = f"[{host}]" if ":" in host else host
-        port = server.add_insecure_port(f"{address}:0")
+        try:
+            port = server.add_insecure_port(f"{address}:0")
+        except (RuntimeError, OSError) as error:  # the node's address may belong to its host
+            logger.warning("no lane on %s, visits from other nodes go through Serve: %s", address, error)
+            return None
         await server.start()
         return server, f"{address}:{port}"
 

@@ -88,6 +88,12 @@ async def test_callers_of_this_node_find_it_on_localhost(server: LaneServer, mon
     assert await Lane(other).turn("one", 1, [2], 1, timeout_s=30) == REPLY
 
 
+async def test_no_lane_where_it_cannot_listen(server: LaneServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_lanes, "get_node_ip_address", lambda: "203.0.113.7")  # nobody's address (RFC 5737)
+    assert await server.address_for(HERE) is None
+    assert await server.address_for("203.0.113.7") is not None  # callers of this node are not concerned
+
+
 async def test_no_lane_beside_encrypted_calls(server: LaneServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_USE_TLS", "1")
     assert await server.address_for(HERE) is None
