@@ -165,11 +165,13 @@ async def _step_seconds(engine: VLLMEngine, prompt: list[int], count: int) -> fl
 
 
 async def _visit_seconds(engine: VLLMEngine, trace: Trace) -> float:
-    """Mean seconds of the visits of a response, done once more without the SLM between them.
+    """Mean seconds of the visits of a response, done once more without the SLM between them; 0 if it has none.
 
     Of the same lengths: on a CPU a pass over many tokens takes longer, so the mean visit takes longer than a visit of
     mean length.
     """
+    if trace.visits == 0:
+        return 0.0
     first, *others = [one.new_tokens for one in trace.passes if one.writer is Writer.LLM]
     session = await engine.open([_FILLER] * first, _FREE)
     began = time.perf_counter()
