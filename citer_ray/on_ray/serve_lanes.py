@@ -57,6 +57,9 @@ class LaneAddress(NamedTuple):
     token: str
 
 
+LOST = TurnReply(True, [], [], Finish.LENGTH)
+
+
 class LaneBrokenError(Exception):
     """The turn may not have reached the replica; Serve knows whether it is still there."""
 

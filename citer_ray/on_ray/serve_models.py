@@ -26,7 +26,7 @@ from citer_ray.engines.hf import TransformersEngine
 from citer_ray.errors import RetryableError
 from citer_ray.on_ray.serve_autoscaling import DIRECT_TURNS
 from citer_ray.on_ray.serve_environment import join_logs
-from citer_ray.on_ray.serve_lanes import LaneServer, TurnReply
+from citer_ray.on_ray.serve_lanes import LOST, LaneServer, TurnReply
 from citer_ray.on_ray.serve_metrics import ModelMetrics
 from citer_ray.on_ray.serve_sessions import Limits, ReplicaEngine, TurnCall
 from citer_ray.router_artifact import load_router
@@ -36,7 +36,6 @@ from citer_ray.storage import storage_path
 
 logger = logging.getLogger(__name__)
 
-_LOST = TurnReply(True, [], [], "")  # type: ignore[arg-type]
 _SWEEP_S = 5.0
 
 
@@ -213,7 +212,7 @@ class LlmReplica(_Model):
     async def _continue(self, key: str, base: int, ids: list[int], max_tokens: int) -> TurnReply:
         held = self._sessions.get(key)
         if held is None or held.busy or held.session.num_tokens != base:
-            return _LOST
+            return LOST
         return await self._run(key, held, ids, max_tokens)
 
     async def _run(self, key: str, held: _Held, new_ids: list[int], max_tokens: int) -> TurnReply:

@@ -16,7 +16,7 @@ from citer_ray.engines.scripted import ScriptedEngine
 from citer_ray.errors import RetryableError
 from citer_ray.on_ray import serve_lanes
 from citer_ray.on_ray.serve_autoscaling import DIRECT_TURNS, replicas_for_turns
-from citer_ray.on_ray.serve_lanes import Lane, LaneAddress, LaneBrokenError, Lanes, LaneServer, TurnReply
+from citer_ray.on_ray.serve_lanes import LOST, Lane, LaneAddress, LaneBrokenError, Lanes, LaneServer, TurnReply
 from citer_ray.on_ray.serve_sessions import Limits, ReplicaEngine, TurnCall
 from citer_ray.policy import Threshold
 from tests.unit.serve_handles import FakeMethod, score_of, token_of
@@ -73,6 +73,8 @@ async def test_a_turn_and_a_closing(server: LaneServer, replica: Replica) -> Non
     lane = await lane_to(server)
     assert await lane.turn("one", 40, [5, 6], 3, timeout_s=30) == REPLY
     assert replica.turns == [("one", 40, [5, 6], 3)]
+    replica.outcome = LOST  # what a replica says that took the session's memory
+    assert (await lane.turn("one", 42, [5], 3, timeout_s=30)).lost
     await lane.close_session("one", timeout_s=30)
     assert replica.closed == ["one"] and server.num_turns == 0
 
@@ -191,12 +193,29 @@ class Deployment:
     async def _run(self, key: str, held: int, new_ids: list[int], max_tokens: int) -> TurnReply:
         session = self.sessions.get(key)
         if session is None or session.num_tokens != held:
-            return TurnReply(True, [], [], Finish.LENGTH)
+            return LOST
         turn = await session.turn(new_ids, max_tokens)
         return TurnReply(False, turn.token_ids, turn.logprobs, turn.finish)
 
     async def closed(self, key: str) -> None:
         await self.sessions.pop(key).close()
+
+    def forget_once(self, seconds: float) -> None:
+        """After the third turn, as a replica that needs the memory."""
+        if self.through_serve + self.on_lanes == 3:
+            self.sessions.clear()
+
+
+async def test_a_session_that_is_lost_on_a_lane_is_rebuilt(replica: Replica) -> None:
+    request = Request([5, 6, 7], Threshold("router", 0.5), 40)
+    expected = await decode(ScriptedEngine(token_of, score_of), ScriptedEngine(token_of), request)
+    deployment = Deployment(token_of)
+    remote = ReplicaEngine(deployment, 1000, Limits(30.0, 60.0), deployment.forget_once, HERE)  # type: ignore[arg-type]
+    trace = await decode(ScriptedEngine(token_of, score_of), remote, request)
+    assert trace.token_ids == expected.token_ids and remote.rebuilds == 1 and deployment.through_serve == 2
+    while deployment.sessions:
+        await asyncio.sleep(0)
+    await deployment.server.close()
 
 
 @pytest.mark.parametrize(("caller", "broken"), [(HERE, False), (HERE, True), (None, False)])

@@ -17,8 +17,9 @@ from citer_ray.engines.scripted import ScriptedEngine
 from citer_ray.errors import RetryableError
 from citer_ray.on_ray import serve_sessions
 from citer_ray.on_ray.serve_ingress import HandleBackend
+from citer_ray.on_ray.serve_lanes import LOST, TurnReply
 from citer_ray.on_ray.serve_routing import SuccessorRouter, session_id
-from citer_ray.on_ray.serve_sessions import Limits, ReplicaEngine, TurnCall, TurnReply
+from citer_ray.on_ray.serve_sessions import Limits, ReplicaEngine, TurnCall
 from citer_ray.policy import AlwaysLlm, Threshold, Writer
 from citer_ray.serving.api_errors import ApiError
 from citer_ray.serving.jobs import Job, Report, Run
@@ -59,7 +60,7 @@ class FakeReplicas:
         session, new_ids = self.sessions.get(where), call.ids
         if session is None or session.num_tokens != call.base:
             if call.base:
-                return TurnReply(True, [], [], Finish.LENGTH)
+                return LOST
             session, new_ids = await self._engine.open(call.ids, call.sampling), []
             self.sessions[where] = session
         turn = await session.turn(new_ids, call.max_tokens)
